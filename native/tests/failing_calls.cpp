@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -212,6 +213,10 @@ off_t lseek(int fd, off_t offset, int whence) noexcept {
 ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
     BEFORE(pread, -1);
     return real(fd, to, bytes, offset);
+}
+ssize_t recvmsg(int fd, msghdr* message, int flags) {
+    BEFORE(recvmsg, -1);
+    return real(fd, message, flags);
 }
 ssize_t pwrite(int fd, const void* from, size_t bytes, off_t offset) {
     BEFORE(pwrite, -1);

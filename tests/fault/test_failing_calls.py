@@ -36,7 +36,7 @@ ERRORS = (errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOMEM)
 
 # Calls that a signal may interrupt.
 INTERRUPTIBLE = {"open", "opendir", "fopen", "fread", "fcntl", "ftruncate", "fallocate", "pread"}
-INTERRUPTIBLE |= {"pwrite", "close", "fclose", "closedir", "syscall"}
+INTERRUPTIBLE |= {"pwrite", "close", "fclose", "closedir", "syscall", "recvmsg"}
 
 # What the native code calls and what either is no system call or cannot fail.
 HARMLESS = {"clock_gettime", "geteuid", "getpid", "pause", "sched_yield", "sysconf"}

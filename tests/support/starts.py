@@ -4,6 +4,7 @@ Each is a scenario of `tests.support.failing_calls`; a new system adds its own t
 """
 
 import os
+import socket
 import tempfile
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +13,8 @@ from unittest import mock
 import numpy as np
 
 from memlane import MessageQueue, SharedOffloadRegion, ShmRingBuffer
-from memlane._native import sweep_dead_segments
+from memlane._native import RespFault, read_bulk, sweep_dead_segments
+from memlane.errors import system_fault
 from memlane.groups import TcpGroup
 from memlane.tiers import DiskTier, disk
 from tests.support import Failing
@@ -357,6 +359,18 @@ def use_disk_tier(failing: Failing, blocks: int) -> None:
             assert not any(tier.has(keys))
 
 
+def values_of_a_server(failing: Failing) -> None:
+    """Reads what a Redis server would answer."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, failing("read"):
+        theirs.sendall(b"$4\r\n1234\r\n")
+        memory = bytearray(4)
+        _, _, fault, number, _ = read_bulk(ours.fileno(), 5.0, b"", [memory])
+        if fault is RespFault.SYSTEM:
+            raise system_fault(number, "cannot read a value")
+        assert memory == b"1234"
+
+
 SCENARIOS = {
     one.__name__.replace("_", " "): one
     for one in (
@@ -369,6 +383,7 @@ SCENARIOS = {
         late_space,
         disk_tier,
         disk_ring,
+        values_of_a_server,
         queue_statistics,
         sweep,
         byte_ring,
