@@ -13,23 +13,21 @@ import argparse
 import ctypes
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.machine import describe
+from benchmarks.tiers.beside import ROWS, Peers, Tier, arguments_of, compare
 
-ROWS = (65536, 1 << 20)
 THREADS = 2
 BATCH = 4 << 20
 MEMORY = """
@@ -73,34 +71,6 @@ def master(nbytes: int) -> Iterator[str]:
         process.wait()
 
 
-class Tier:
-    """memlane's."""
-
-    def __init__(self, address: str, rows: Any) -> None:
-        kind = import_module("memlane.tiers.mooncake").MooncakeTier
-        self._tier = kind(address, rows, connections=THREADS, timeout=60)
-        self._ids = np.arange(len(rows))
-
-    def _run(self, begin: Callable[..., Any], keys: list[str]) -> None:
-        begin([key.encode() for key in keys], self._ids)
-        self._tier.drain(60)
-        (done,) = self._tier.poll()
-        if not done.ok.all():
-            raise RuntimeError(f"blocks failed: {done.error}")
-
-    def store(self, keys: list[str]) -> None:
-        self._run(self._tier.store, keys)
-
-    def load(self, keys: list[str]) -> None:
-        self._run(self._tier.load, keys)
-
-    def clear(self) -> None:
-        self._tier.clear()
-
-    def close(self) -> None:
-        self._tier.close()
-
-
 class Client:
     """Mooncake's, in this process."""
 
@@ -113,21 +83,21 @@ class Client:
             raise RuntimeError("Mooncake does not start")
         self._pool = ThreadPoolExecutor(THREADS)
 
-    def _each(self, call: Callable[..., list[int]], keys: list[str], right: int) -> None:
+    def _each(self, call: Callable[..., list[int]], keys: list[bytes], right: int) -> None:
         batch = BATCH // self._row_bytes
 
         def work(at: int) -> None:
-            part = keys[at : at + batch]
+            part = [key.decode() for key in keys[at : at + batch]]
             places = [self._address + (at + i) * self._row_bytes for i in range(len(part))]
             if set(call(part, places, [self._row_bytes] * len(part))) != {right}:
                 raise RuntimeError("blocks failed")
 
         list(self._pool.map(work, range(0, len(keys), batch)))
 
-    def store(self, keys: list[str]) -> None:
+    def store(self, keys: list[bytes]) -> None:
         self._each(self._store.batch_put_from, keys, 0)
 
-    def load(self, keys: list[str]) -> None:
+    def load(self, keys: list[bytes]) -> None:
         self._each(self._store.batch_get_into, keys, self._row_bytes)
 
     def clear(self) -> None:
@@ -139,49 +109,27 @@ class Client:
         self._store.close()
 
 
-PEERS: dict[str, Callable[[str, Any], Tier | Client]] = {"MooncakeTier": Tier, "Mooncake": Client}
-
-
-def run(row_bytes: int, mib: int, rounds: int) -> None:
-    count = (mib << 20) // row_bytes
-    rows = np.random.default_rng(1).integers(0, 256, (count, row_bytes), np.uint8)
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in PEERS}
-    with master((mib << 20) * 3) as address:
-        peers = {name: make(address, rows) for name, make in PEERS.items()}
-        for number in range(rounds + 1):
-            for name, peer in peers.items():
-                keys = [f"{name} {number} {at}" for at in range(count)]
-                begun = time.perf_counter()
-                peer.store(keys)
-                stored = time.perf_counter()
-                peer.load(keys)
-                ended = time.perf_counter()
-                if number:  # the first pass makes connections, and touches memory
-                    seen[name].append((mib / (stored - begun), mib / (ended - stored)))
-                peer.clear()
-        for peer in peers.values():
-            peer.close()
-    medians = {
-        name: [statistics.median(column) * 1.048576 for column in zip(*each, strict=True)]
-        for name, each in seen.items()
-    }
-    for name, (store, load) in medians.items():
-        print(f"{row_bytes >> 10:5} KiB  {name:12} store {store:6.0f} MB/s  load {load:6.0f} MB/s")
-    ratios = [own / other for own, other in zip(*medians.values(), strict=True)]
-    print(f"           MooncakeTier {ratios[0]:.2f} x and {ratios[1]:.2f} x Mooncake")
+def own(address: str, rows: Any) -> Tier:
+    kind = import_module("memlane.tiers").MooncakeTier
+    return Tier(kind(address, rows, connections=THREADS, timeout=60), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mib", type=int, default=128, help="MiB in each pass")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, 128)
     if find_spec("mooncake") is None:
         sys.exit("the Mooncake tier needs Mooncake: pip install mooncake-transfer-engine-non-cuda")
     os.environ.setdefault("GLOG_minloglevel", "2")
     print(f"{arguments.mib} MiB a pass, {THREADS} connections; {describe()}")
     for row_bytes in ROWS:
-        run(row_bytes, arguments.mib, arguments.rounds)
+        with master((arguments.mib << 20) * 3) as address:
+            peers: Peers = {
+                "MooncakeTier": partial(own, address),
+                "Mooncake": partial(Client, address),
+            }
+            # The first pass makes connections, and touches memory.
+            how = arguments.mib, arguments.rounds
+            compare(peers, row_bytes, *how, is_first_counted=False)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks import needs
 from benchmarks.machine import describe
+from benchmarks.tiers.beside import ROWS, Peers, Tier, arguments_of, compare
 
-ROWS = (65536, 1 << 20)
 THREADS = 4
 Options = dict[str, Any]
 
@@ -65,38 +65,10 @@ def moto() -> Iterator[tuple[str, Options]]:
         process.wait()
 
 
-class Tier:
-    """memlane's."""
-
-    def __init__(self, url: str, rows: Any, options: Options) -> None:
-        kind = import_module("memlane.tiers.objects").ObjectTier
-        self._tier = kind(url, rows, connections=THREADS, timeout=120, **options)
-        self._ids = np.arange(len(rows))
-
-    def _run(self, begin: Callable[..., Any], keys: list[bytes]) -> None:
-        begin(keys, self._ids)
-        self._tier.drain(120)
-        (done,) = self._tier.poll()
-        if not done.ok.all():
-            raise RuntimeError(f"blocks failed: {done.error}")
-
-    def store(self, keys: list[bytes]) -> None:
-        self._run(self._tier.store, keys)
-
-    def load(self, keys: list[bytes]) -> None:
-        self._run(self._tier.load, keys)
-
-    def clear(self) -> None:
-        self._tier.clear()
-
-    def close(self) -> None:
-        self._tier.close()
-
-
 class Client:
     """obstore."""
 
-    def __init__(self, url: str, rows: Any, options: Options) -> None:
+    def __init__(self, url: str, options: Options, rows: Any) -> None:
         self._obstore = import_module("obstore")
         self._store = import_module("obstore.store").from_url(url, **options)
         self._rows = rows
@@ -127,49 +99,26 @@ class Client:
         self._pool.shutdown()
 
 
-PEERS: dict[str, Callable[[str, Any, Options], Tier | Client]] = {
-    "ObjectTier": Tier,
-    "obstore": Client,
-}
+def own(url: str, options: Options, rows: Any) -> Tier:
+    kind = import_module("memlane.tiers").ObjectTier
+    return Tier(kind(url, rows, connections=THREADS, timeout=120, **options), rows)
 
 
 def run(what: str, url: str, options: Options, row_bytes: int, mib: int, rounds: int) -> None:
-    count = (mib << 20) // row_bytes
-    rows = np.random.default_rng(1).integers(0, 256, (count, row_bytes), np.uint8)
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in PEERS}
-    peers = {name: make(url, rows, options) for name, make in PEERS.items()}
-    for number in range(rounds):
-        for name, peer in peers.items():
-            keys = [f"{name} {number} {at}".encode() for at in range(count)]
-            begun = time.perf_counter()
-            peer.store(keys)
-            stored = time.perf_counter()
-            peer.load(keys)
-            ended = time.perf_counter()
-            peer.clear()
-            seen[name].append((mib / (stored - begun), mib / (ended - stored)))
-    for peer in peers.values():
-        peer.close()
-    medians = {
-        name: [statistics.median(column) * 1.048576 for column in zip(*each, strict=True)]
-        for name, each in seen.items()
+    peers: Peers = {
+        "ObjectTier": partial(own, url, options),
+        "obstore": partial(Client, url, options),
     }
-    size = f"{what:6}  {row_bytes >> 10:5} KiB"
-    for name, (store, load) in medians.items():
-        print(f"{size}  {name:10} store {store:6.0f} MB/s  load {load:6.0f} MB/s")
-    ratios = [own / other for own, other in zip(*medians.values(), strict=True)]
-    print(f"                   ObjectTier {ratios[0]:.2f} x and {ratios[1]:.2f} x obstore")
+    compare(peers, row_bytes, mib, rounds, title=what)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mib", type=int, default=128, help="MiB in each pass")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--url", help="a store of yours; what it has there is removed")
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of obstore, for --url"
     )
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, 128)
     needs.package("obstore", "the object tier")
     how = arguments.mib, arguments.rounds
     print(f"{arguments.mib} MiB a pass, {THREADS} connections; {describe()}")

@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from memlane import InvalidArgument, Unsupported
 from tests.support import PATIENCE
-from tests.support.redis_servers import RedisServer, redis_server
+from tests.support.redis_servers import RedisServer
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 4, 8, 3, 2, 16
 SHAPES = {
@@ -95,7 +95,7 @@ def storage(own: dict[str, Any], over: Any, **changes: Any) -> Iterator[Any]:
 
 @contextmanager
 def server() -> Iterator[RedisServer]:
-    with TemporaryDirectory() as there, redis_server(Path(there)) as running:
+    with TemporaryDirectory() as there, RedisServer(Path(there)) as running:
         yield running
 
 

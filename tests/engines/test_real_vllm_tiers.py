@@ -268,7 +268,7 @@ def test_a_redis_server_that_engines_share(place: Path, release: str) -> None:
     """An engine finds what one before it has computed. Without the server it goes on, with right
     tokens; and with another one, that begins empty."""
     expected = tokens(place, 1)
-    with redis_servers.redis_server(place / f"redis-{release}") as server:
+    with redis_servers.RedisServer(place / f"redis-{release}") as server:
         tier = {"type": "RedisTier", "url": server.url, "timeout": 2.0}
         with engine(place, release, tier=tier) as first:
             (alone,) = first.answers(1)

@@ -36,8 +36,8 @@ from tests.engines.vllm_tier_scenarios import (
     made,
 )
 from tests.support import PATIENCE
-from tests.support.mooncake_servers import mooncake_master
-from tests.support.redis_servers import RedisServer, redis_server
+from tests.support.mooncake_servers import MooncakeMaster
+from tests.support.redis_servers import RedisServer
 
 REDIS = "url, namespace, timeout, connections, ttl, options"
 OBJECTS = "url, namespace, timeout, connections, options"
@@ -46,7 +46,7 @@ MOONCAKE = "master, namespace, timeout, connections, segment, metadata, protocol
 
 @contextmanager
 def server(*options: str) -> Iterator[RedisServer]:
-    with TemporaryDirectory() as there, redis_server(Path(there), *options) as running:
+    with TemporaryDirectory() as there, RedisServer(Path(there), *options) as running:
         yield running
 
 
@@ -242,7 +242,7 @@ def in_a_bucket() -> None:
 
 
 def on_mooncake() -> None:
-    with folder() as path, mooncake_master(path / "log") as master:
+    with folder() as path, MooncakeMaster(path / "log") as master:
         lender = {"type": "MooncakeTier", "master": master.address, "segment": "16MiB"}
         with Alone(lender, namespace="lender"):
             _stores_and_loads(

@@ -25,7 +25,7 @@ from engine.reference import run_reference
 from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, complaints, run, write_prompts
 from tests.examples.test_engine import CONFIG, compute
-from tests.support.redis_servers import REFUSAL, redis_server
+from tests.support.redis_servers import REFUSAL, RedisServer
 from tests.support.regions import new_id
 
 WORKERS = 3
@@ -112,7 +112,7 @@ def test_blocks_of_another_run(tmp_path: Path, expected: list[bytes]) -> None:
     """A tier that outlives the engine: prompts are not computed twice, and the tokens are equal."""
     pytest.importorskip("redis")
     prefixes = []
-    with redis_server(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis") as server:
         for _ in range(2):
             tokens, finds = offloading(LONGEST, lambda _step, _shards: None, tier=server.url)
             assert tokens == expected
@@ -383,7 +383,7 @@ def test_the_demo_pages_through_a_disk(more: list[str]) -> None:
 def test_the_demo_pages_through_a_server(tmp_path: Path) -> None:
     """Another run finds the prompts of the first one there."""
     pytest.importorskip("redis")
-    with redis_server(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis") as server:
         arguments = ("--tokens", "16", "--region-blocks", "40", "--tier", server.url)
         prefixes = []
         for _ in range(2):

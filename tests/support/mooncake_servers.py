@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.leaks import LASTING, children_of
-from tests.support.redis_servers import free_port
+from tests.support.servers import Server, free_port
 
 
 def _refusal() -> str:
@@ -33,57 +32,25 @@ _SPEC = find_spec("mooncake")
 BINARY = Path((_SPEC and _SPEC.origin) or "/").with_name("mooncake_master")
 
 
-class MooncakeMaster:
+class MooncakeMaster(Server):
     """One that logs to a file; it can be stopped, killed and started again."""
 
     def __init__(self, log: Path, *options: str) -> None:
         self._log, self._options = log, options
-        self.port = free_port()
-        self.start()
+        super().__init__()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def start(self) -> None:
+    def launch(self) -> "subprocess.Popen[bytes]":
         command = [
             *(str(BINARY), "-rpc_address=127.0.0.1", f"-rpc_port={self.port}"),
             *("-rpc_thread_num=2", "-metrics_host=127.0.0.1", f"-metrics_port={free_port()}"),
             *("-default_kv_lease_ttl=500", "-client_ttl=2", *self._options),
         ]
         with self._log.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
-        for _ in range(500):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.01)
-        raise TimeoutError("mooncake_master does not start")
-
-    def stop(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-@contextmanager
-def mooncake_master(log: Path, *options: str) -> Iterator[MooncakeMaster]:
-    """One until the end of the block."""
-    master = MooncakeMaster(log, *options)
-    try:
-        yield master
-    finally:
-        master.kill()
+            return subprocess.Popen(command, stdout=output, stderr=output)
 
 
 CLIENT = """
@@ -123,7 +90,7 @@ def kill_with_client(process: "subprocess.Popen[str]") -> None:
 @contextmanager
 def lasting_master(log: Path) -> Iterator[MooncakeMaster]:
     """One for several tests, with memory."""
-    with mooncake_master(log) as master, memory(master, "1GiB") as process:
+    with MooncakeMaster(log) as master, memory(master, "1GiB") as process:
         mine = {master.pid, process.pid}
         LASTING.update(mine)
         try:

@@ -2,11 +2,8 @@
 
 import importlib.util
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,20 +11,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.support.leaks import LASTING
-from tests.support.redis_servers import free_port
+from tests.support.servers import Server
 
 _NEEDED = ("obstore", "moto", "flask")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 REFUSAL = f"{_MISSING[0]} is not installed" if _MISSING else ""
 
 
-class ObjectServer:
+class ObjectServer(Server):
     """One that has its buckets in memory; it can be stopped, killed and started again, empty."""
 
     def __init__(self, **environment: str) -> None:
         self._environment = os.environ | environment
-        self.port = free_port()
-        self.start()
+        super().__init__()
 
     @property
     def endpoint(self) -> str:
@@ -44,24 +40,13 @@ class ObjectServer:
             "client_options": {"allow_http": True},
         }
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
+    def launch(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=self._environment,
         )
-        for _ in range(3000):
-            try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                return
-            except OSError:
-                time.sleep(0.01)
-        raise TimeoutError("moto does not start")
 
     def create(self, bucket: str) -> str:
         """Makes a bucket, unless there is one. Returns its URL."""
@@ -85,16 +70,6 @@ class ObjectServer:
             if error.code == 409:  # it is there already
                 return b""
             raise
-
-    def stop(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 class Bucket:
@@ -120,20 +95,10 @@ class Bucket:
 
 
 @contextmanager
-def object_server(**environment: str) -> Iterator[ObjectServer]:
-    """One until the end of the block."""
-    server = ObjectServer(**environment)
-    try:
-        yield server
-    finally:
-        server.kill()
-
-
-@contextmanager
 def lasting_server() -> Iterator[ObjectServer]:
     """One for several tests. The threads and descriptors that obstore keeps are there, too."""
     Bucket("memory:///").names()
-    with object_server() as server:
+    with ObjectServer() as server:
         LASTING.add(server.pid)
         try:
             yield server

@@ -1,6 +1,5 @@
 """The Mooncake tier on real masters: what every tier promises, and stores that misbehave."""
 
-import gc
 import logging
 import os
 import select
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 
 from memlane import (
-    Closed,
     InvalidArgument,
     InvalidType,
     SystemFault,
@@ -37,12 +35,19 @@ from tests.support.mooncake_servers import (
     kill_with_client,
     lasting_master,
     memory,
-    mooncake_master,
 )
-from tests.support.redis_servers import free_port
+from tests.support.remote_tiers import (
+    ROW,
+    close_by_several_threads,
+    drop_without_close,
+    keep_many_blocks,
+    load,
+    rows_of,
+    store,
+)
+from tests.support.servers import free_port
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
-ROW = 4096
 VALUE = 16 + ROW
 
 
@@ -57,7 +62,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeMaster]:
     """Of the test alone. Clients are killed when their tier is closed: Mooncake takes its time."""
     monkeypatch.setattr("memlane.tiers.mooncake._ENDING", 0.1)
-    with mooncake_master(tmp_path / "log") as master:
+    with MooncakeMaster(tmp_path / "log") as master:
         yield master
 
 
@@ -78,18 +83,6 @@ class TestMooncakeTier(TierConformance):
         space = str(place).encode() + options.pop("namespace", b"")
         options = {"timeout": 60.0} | options
         return MooncakeTier(self.master.address, rows, namespace=space, **options)
-
-
-def rows_of(count: int, row_bytes: int = ROW) -> np.ndarray[Any, Any]:
-    return np.stack([content(number, row_bytes) for number in range(count)])
-
-
-def store(tier: MooncakeTier, *numbers: int) -> Done:
-    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers]))
-
-
-def load(tier: MooncakeTier, *numbers: int, timeout: float | None = None) -> Done:
-    return wait_for(tier, tier.load([key(number) for number in numbers], [*numbers], timeout))
 
 
 def names_of(namespace: str, *numbers: int) -> list[bytes]:
@@ -113,20 +106,7 @@ def until_stored(tier: MooncakeTier, number: int, *, seconds: float = 30) -> Non
 
 
 def test_many_blocks(shared: MooncakeMaster, namespace: str) -> None:
-    """Some hundreds at a time, by several threads, of a size that fits nothing."""
-    rows = rows_of(300, 10_001)
-    with MooncakeTier(shared.address, rows, connections=3, namespace=namespace) as tier:
-        assert store(tier, *range(300)).ok.all()
-        expected = rows.copy()
-        rows[:] = 0
-        assert load(tier, *range(300)).ok.all()
-        np.testing.assert_array_equal(rows, expected)
-        seen = tier.statistics()
-        assert (seen.stored, seen.loaded, seen.missed, seen.queue) == (300, 300, 0, 0)
-    with MooncakeTier(shared.address, rows, namespace=namespace) as again:
-        rows[:] = 0
-        assert load(again, *range(300)).ok.all()
-        np.testing.assert_array_equal(rows, expected)
+    keep_many_blocks(partial(MooncakeTier, shared.address, connections=3, namespace=namespace))
 
 
 @pytest.mark.parametrize("row_bytes", [1, 63, 4 << 20, (5 << 20) + 1])
@@ -582,53 +562,16 @@ def test_any_timeout(shared: MooncakeMaster, namespace: str, timeout: float | No
 
 
 def test_closed_by_several_threads(shared: MooncakeMaster, namespace: str) -> None:
-    """At once, and beside other calls: all return, or raise Closed."""
     for _ in range(5):
-        tier = MooncakeTier(shared.address, rows_of(4), namespace=namespace)
-        tier.store([key(number) for number in range(4)], [0, 1, 2, 3])
-        failures: list[BaseException] = []
-
-        def run(call: Callable[[], object], failures: list[BaseException] = failures) -> None:
-            try:
-                call()
-            except Closed:
-                pass
-            except BaseException as error:
-                failures.append(error)
-
-        calls = [
-            *(tier.close, tier.close, tier.drain, tier.poll, tier.clear),
-            partial(tier.has, [key(1)]),
-            partial(tier.forget, [key(2)]),
-            partial(tier.load, [key(1)], [1]),
-        ]
-        threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive()
-        assert not failures
+        close_by_several_threads(partial(MooncakeTier, shared.address, namespace=namespace))
 
 
 def test_dropped_without_close(shared: MooncakeMaster, namespace: str) -> None:
-    """Also in a cycle, with work under way: its threads and its process end, the rows are free."""
-    memory = bytearray(4 * ROW)
-    rows = memoryview(memory).cast("B", (4, ROW))
-    tier = MooncakeTier(shared.address, rows, namespace=namespace)
-    cycle: list[object] = [tier]
-    cycle.append(cycle)
-    tier.store([key(1)], [1])
-    rows.release()
-    del tier, cycle
-    gc.collect()
-
-    def is_over() -> bool:
-        threads = [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
-        return not threads and not children_of(os.getpid())
-
-    until(is_over, "its threads and its process have ended")
-    memory.extend(b"x")
+    """Its process ends, too."""
+    drop_without_close(
+        partial(MooncakeTier, shared.address, namespace=namespace),
+        lambda: not children_of(os.getpid()),
+    )
 
 
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
@@ -718,7 +661,7 @@ def test_blocks_that_were_not_read_can_be_evicted(
 ) -> None:
     """At once: a store of new ones does not fail for those of a moment ago."""
     monkeypatch.setattr("memlane.tiers.mooncake._ENDING", 0.1)
-    with mooncake_master(tmp_path / "log", "-default_kv_lease_ttl=60000") as master:
+    with MooncakeMaster(tmp_path / "log", "-default_kv_lease_ttl=60000") as master:
         rows = rows_of(32, 1 << 18)
         with MooncakeTier(master.address, rows, segment="16MiB", timeout=20) as tier:
             for number in range(8):

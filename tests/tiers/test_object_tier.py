@@ -19,22 +19,28 @@ import pytest
 
 from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, Unsupported
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
-from memlane.tiers.tier import Done, Namespace
+from memlane.tiers.tier import Namespace
 from tests.support import until
 from tests.support.object_servers import (
     REFUSAL,
     Bucket,
     ObjectServer,
     lasting_server,
-    object_server,
 )
-from tests.support.redis_servers import free_port
+from tests.support.remote_tiers import (
+    ROW,
+    drop_without_close,
+    keep_many_blocks,
+    load,
+    rows_of,
+    store,
+)
+from tests.support.servers import free_port
 
 pytest.importorskip("obstore")
 from memlane.tiers.objects import ObjectTier
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
-ROW = 4096
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,20 +101,8 @@ def place(shared: ObjectServer, tmp_path: Path) -> Place:
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Place]:
     """On a server of the test's own."""
-    with object_server() as server:
+    with ObjectServer() as server:
         yield Place(server, "bucket")
-
-
-def rows_of(count: int, row_bytes: int = ROW) -> np.ndarray[Any, Any]:
-    return np.stack([content(number, row_bytes) for number in range(count)])
-
-
-def store(tier: ObjectTier, *numbers: int) -> Done:
-    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers]))
-
-
-def load(tier: ObjectTier, *numbers: int, timeout: float | None = None) -> Done:
-    return wait_for(tier, tier.load([key(number) for number in numbers], [*numbers], timeout))
 
 
 def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b"") -> str:
@@ -124,24 +118,17 @@ def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b
 
 
 def test_many_blocks(place: Place) -> None:
-    """Some hundreds at a time, of a size that fits nothing; 32 share an object."""
-    rows = rows_of(300, 10_001)
-    with place.tier(rows, connections=3) as tier:
-        assert store(tier, *range(300)).ok.all()
-        expected = rows.copy()
-        rows[:] = 0
-        assert load(tier, *range(300)).ok.all()
-        np.testing.assert_array_equal(rows, expected)
-        seen = tier.statistics()
-        assert (seen.stored, seen.loaded, seen.missed, seen.queue) == (300, 300, 0, 0)
+    """32 share an object; what is there is not stored again."""
+    keep_many_blocks(lambda rows: place.tier(rows, connections=3))
     assert len(place.bucket.names()) == 10
+    rows = rows_of(300, 10_001)
     with place.tier(rows) as again:
+        assert store(again, *range(300)).ok.all()
+        expected = rows.copy()
         rows[:] = 0
         assert load(again, *range(299, -1, -7)).ok.all()
         np.testing.assert_array_equal(rows[299::-7], expected[299::-7])
         assert not rows[0].any()
-        rows[:] = expected
-        assert store(again, *range(300)).ok.all()
     assert len(place.bucket.names()) == 10
 
 
@@ -585,7 +572,7 @@ def test_a_signature_is_not_logged(tmp_path: Path) -> None:
 
 
 def test_credentials() -> None:
-    with object_server(INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
+    with ObjectServer(INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
         server.create("bucket")
         rows = rows_of(1)
         with pytest.raises(AccessRefused, match="refuses this client"):
@@ -674,20 +661,7 @@ def test_any_timeout(place: Place, timeout: float | None) -> None:
 
 
 def test_dropped_without_close(place: Place) -> None:
-    """Also in a cycle, with work under way: its threads end, and the rows are free."""
-    memory = bytearray(4 * ROW)
-    tier = place.tier(memoryview(memory).cast("B", (4, ROW)))
-    cycle: list[object] = [tier]
-    cycle.append(cycle)
-    tier.store([key(1)], [1])
-    del tier, cycle
-    gc.collect()
-
-    def is_over() -> bool:
-        return not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
-
-    until(is_over, "its threads have ended")
-    memory.extend(b"x")
+    drop_without_close(place.tier)
 
 
 def test_a_tier_of_a_forked_child(place: Place) -> None:

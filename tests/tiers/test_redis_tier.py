@@ -1,6 +1,5 @@
 """The Redis tier on real servers: what every tier promises, and servers that misbehave."""
 
-import gc
 import logging
 import select
 import signal
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import AccessRefused, Closed, InvalidArgument, InvalidType, SystemFault, _native
+from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, _native
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import Done
-from tests.support import until
-from tests.support.redis_servers import REFUSAL, RedisServer, free_port, redis_server
+from tests.support.redis_servers import REFUSAL, RedisServer, free_port
+from tests.support.remote_tiers import (
+    ROW,
+    close_by_several_threads,
+    drop_without_close,
+    keep_many_blocks,
+    load,
+    rows_of,
+    store,
+)
 
 pytest.importorskip("redis")
 from memlane.tiers.redis import RedisTier
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
-ROW = 4096
 
 
 class TestRedisTier(TierConformance):
@@ -62,37 +68,12 @@ class TestLargeRows(TestRedisTier):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with redis_server(tmp_path / "redis") as running:
+    with RedisServer(tmp_path / "redis") as running:
         yield running
 
 
-def rows_of(count: int, row_bytes: int = ROW) -> np.ndarray[Any, Any]:
-    return np.stack([content(number, row_bytes) for number in range(count)])
-
-
-def store(tier: RedisTier, *numbers: int) -> Done:
-    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers]))
-
-
-def load(tier: RedisTier, *numbers: int, timeout: float | None = None) -> Done:
-    return wait_for(tier, tier.load([key(number) for number in numbers], [*numbers], timeout))
-
-
 def test_many_blocks(server: RedisServer) -> None:
-    """Some hundreds at a time, by several threads, of a size that fits nothing."""
-    rows = rows_of(300, 10_001)
-    with RedisTier(server.url, rows, connections=3) as tier:
-        assert store(tier, *range(300)).ok.all()
-        expected = rows.copy()
-        rows[:] = 0
-        assert load(tier, *range(300)).ok.all()
-        np.testing.assert_array_equal(rows, expected)
-        seen = tier.statistics()
-        assert (seen.stored, seen.loaded, seen.missed, seen.queue) == (300, 300, 0, 0)
-    with RedisTier(server.url, rows) as again:
-        rows[:] = 0
-        assert load(again, *range(300)).ok.all()
-        np.testing.assert_array_equal(rows, expected)
+    keep_many_blocks(lambda rows: RedisTier(server.url, rows, connections=3))
 
 
 def test_what_is_there_is_not_sent_again(server: RedisServer) -> None:
@@ -185,7 +166,7 @@ def test_values_of_other_types(server: RedisServer) -> None:
 def test_a_full_server(tmp_path: Path) -> None:
     """Refuses stores; what it has is loaded."""
     options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-    with redis_server(tmp_path / "redis", *options) as server:
+    with RedisServer(tmp_path / "redis", *options) as server:
         rows = rows_of(64, 1 << 16)
         with RedisTier(server.url, rows) as tier:
             done = store(tier, *range(64))
@@ -400,7 +381,7 @@ def test_a_question_that_is_refused(server: RedisServer) -> None:
 
 
 def test_passwords(tmp_path: Path) -> None:
-    with redis_server(tmp_path / "redis", "--requirepass", "secret") as server:
+    with RedisServer(tmp_path / "redis", "--requirepass", "secret") as server:
         rows = rows_of(1)
         for user in ("", ":wrong@"):
             with pytest.raises(AccessRefused, match="refuses this client"):
@@ -413,7 +394,7 @@ def test_passwords(tmp_path: Path) -> None:
 def test_tls(tmp_path: Path) -> None:
     """With the authority's certificate; with another it is refused."""
     folder = tmp_path / "redis"
-    with redis_server(folder, tls=True) as server:
+    with RedisServer(folder, tls=True) as server:
         rows = rows_of(40, 100_000)
         url = f"rediss://localhost:{server.tls_port}"
         expected = rows.copy()
@@ -482,7 +463,7 @@ def test_any_timeout(server: RedisServer, timeout: float | None) -> None:
 
 def test_idle_connections_that_the_server_ends(tmp_path: Path) -> None:
     """Cost another connection, no block."""
-    with redis_server(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis") as server:
         server.call("CONFIG", "SET", "timeout", "1")
         with RedisTier(server.url, rows_of(2), connections=1) as tier:
             for _ in range(3):
@@ -492,53 +473,12 @@ def test_idle_connections_that_the_server_ends(tmp_path: Path) -> None:
 
 
 def test_closed_by_several_threads(server: RedisServer) -> None:
-    """At once, and beside other calls: all return, or raise Closed."""
     for _ in range(20):
-        tier = RedisTier(server.url, rows_of(4))
-        tier.store([key(number) for number in range(4)], [0, 1, 2, 3])
-        failures: list[BaseException] = []
-
-        def run(call: Callable[[], object], failures: list[BaseException] = failures) -> None:
-            try:
-                call()
-            except Closed:
-                pass
-            except BaseException as error:
-                failures.append(error)
-
-        calls = [
-            *(tier.close, tier.close, tier.drain, tier.poll, tier.clear),
-            partial(tier.has, [key(1)]),
-            partial(tier.forget, [key(2)]),
-            partial(tier.load, [key(1)], [1]),
-        ]
-        threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-        begun = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
-        assert time.monotonic() - begun < 4
-        with pytest.raises(Closed):
-            tier.poll()
+        close_by_several_threads(partial(RedisTier, server.url))
 
 
 def test_dropped_without_close(server: RedisServer) -> None:
-    """Also in a cycle, with work under way: its threads end, and the rows are free."""
-    memory = bytearray(4 * ROW)
-    tier = RedisTier(server.url, memoryview(memory).cast("B", (4, ROW)))
-    cycle: list[object] = [tier]
-    cycle.append(cycle)
-    tier.store([key(1)], [1])
-    del tier, cycle
-    gc.collect()
-
-    def is_over() -> bool:
-        return not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
-
-    until(is_over, "its threads have ended")
-    memory.extend(b"x")
+    drop_without_close(partial(RedisTier, server.url))
 
 
 def test_the_end_of_the_interpreter(server: RedisServer) -> None:

@@ -1,0 +1,60 @@
+"""Servers that tests start: stopped, killed, and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import Any, Self
+
+
+def free_port() -> int:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        port: int = own.getsockname()[1]
+        return port
+
+
+class Server:
+    """A process that listens on a port of its own, until the end of the block."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.start()
+
+    def launch(self) -> "subprocess.Popen[Any]":
+        raise NotImplementedError
+
+    def connect(self) -> socket.socket:
+        """Raises OSError until it listens."""
+        return socket.create_connection(("127.0.0.1", self.port), 1)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process = self.launch()
+        for _ in range(3000):
+            try:
+                self.connect().close()
+                return
+            except OSError:
+                time.sleep(0.01)
+        raise TimeoutError(f"{self._process.args!r} does not listen")
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
