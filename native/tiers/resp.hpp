@@ -46,15 +46,11 @@ public:
         const char* const end = line.data() + line.size();
         const bool is_number =
             line.starts_with('$') && std::from_chars(line.data() + 1, end, reply.size) == std::from_chars_result{end, {}};
-        if (!is_number) {
+        if (!is_number || reply.size < -1) {
             nonsense_ = line;
             return fail(Fault::kNonsense);
         }
         if (reply.size == -1) return true;
-        if (reply.size < 0) {
-            nonsense_ = line;
-            return fail(Fault::kNonsense);
-        }
         const auto size = static_cast<std::uint64_t>(reply.size);
         return (size == into.size() ? read_into(into) : skip(size)) && skip(2);
     }

@@ -547,6 +547,21 @@ def test_a_short_deadline_is_its_own_fault(server: RedisServer) -> None:
     resume.join()
 
 
+def test_a_short_deadline_while_it_connects(server: RedisServer) -> None:
+    """Is not the server's fault either."""
+    url = f"redis://127.0.0.1:{server.port}"
+    with RedisTier(url, rows_of(8), connections=8) as tier:
+        assert store(tier, 0).ok.all()  # at most two are connected
+        server.stop()
+        for number in range(8):
+            tier.load([key(number)], [number], 0.05)
+        assert tier.drain(5)
+        assert {done.error for done in tier.poll()} == {"the deadline has passed"}
+        assert not tier.statistics().stalled
+        server.go_on()
+        assert load(tier, 0).ok.all()
+
+
 def test_a_server_that_dribbles(tmp_path: Path) -> None:
     """In its greeting: the constructor ends all the same."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

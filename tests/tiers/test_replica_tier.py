@@ -245,6 +245,29 @@ def test_a_pair_that_cannot_be_read_for_a_while(
         until(lambda: found(others, rows, 1, 2) == [1, 2], "read again")
 
 
+def test_what_was_cleared_stays_so_after_an_error(
+    tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair that cannot be read for a while is opened again; what was forgotten is not found."""
+    monkeypatch.setattr("memlane.tiers.replicas._RETRIED", 0.0)
+    rows = np.zeros((4, ROW), np.uint8)
+    with tier_on(tmp_path, rows, 8) as tier, ReplicaTier(tmp_path, rows, own="9") as others:
+        store(tier, rows, 1, 2)
+        others.forget([key(1)])
+        assert found(others, rows, 1, 2) == [2]
+        others.clear()
+
+        def fail(*_: object) -> int:
+            raise OSError(5, "an error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("memlane.tiers.replicas.os.stat", fail)
+            assert found(others, rows, 1, 2) == []
+        assert found(others, rows, 1, 2) == []
+        store(tier, rows, 3)
+        assert found(others, rows, 1, 2, 3) == [3]
+
+
 def test_a_pair_that_is_made_anew(tmp_path: Path, soon: None) -> None:
     rows = np.zeros((4, ROW), np.uint8)
     with ReplicaTier(tmp_path / "x", rows, own="9") as others:

@@ -812,6 +812,17 @@ def test_a_closed_tier_with_a_call_that_has_failed() -> None:
         assert time.monotonic() - begun < 2
 
 
+def test_a_closed_tier_without_a_deadline() -> None:
+    """Ends what it was asked for, also where the call has failed."""
+    with in_memory(blocks=8, spare=2, timeout=float("inf")) as (one, tier):
+        one.compute(*range(6))
+        tier.raises["store"] = RuntimeError("it is broken")
+        one.compute(20)
+        for call in ("poll", "store", "load", "has"):
+            tier.raises[call] = Closed("this tier is closed")
+        one.chain.close(5)
+
+
 def test_a_key_that_comes_twice_is_no_fault_of_a_disk(tmp_path: Path) -> None:
     rows = np.zeros((8, ROW), np.uint8)
     pool = BlockPool(8, "lru")

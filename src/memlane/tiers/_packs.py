@@ -7,7 +7,6 @@ so that a list can begin there, and lists the blocks: 12 bytes of the digest of 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import secrets
 import threading
@@ -55,7 +54,7 @@ class Pack:
             return None
         try:
             keys = base64.urlsafe_b64decode(found[1].replace("/", ""))
-        except (ValueError, binascii.Error):
+        except ValueError:
             return None
         if len(keys) % KEY_BYTES or not 1 <= len(keys) // KEY_BYTES <= _MOST_KEYS:
             return None
@@ -105,7 +104,7 @@ class Index:
                         self._others.setdefault(key, []).append(pack)
 
     def drop(self, paths: Iterable[str]) -> None:
-        """They are not there."""
+        """Removes packs that are not there any more."""
         with self._lock:
             self._drop(paths)
 

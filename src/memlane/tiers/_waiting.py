@@ -43,7 +43,7 @@ class Outage:
         self._silent_until = 0.0
 
     def begin(self, now: float) -> bool:
-        """It has failed. Returns whether to say so: when an outage begins, at most once a
+        """Records a failure. Returns whether to log it: when an outage begins, at most once a
         minute."""
         if self.until > now:
             return False

@@ -42,7 +42,6 @@ from memlane.errors import (
 )
 from memlane.tiers._waiting import Bell, Outage
 from memlane.tiers.pool import BlockPool, Pin, Reservation
-from memlane.tiers.remote import RemoteTier
 from memlane.tiers.tier import CHANGED, Done, Rows, Ticket, Tier
 
 Admission = Literal["all", "second"]
@@ -138,6 +137,8 @@ class _Link:
         self.place = place
         self.name = type(tier).__name__
         self.is_read_only = getattr(tier, "is_read_only", False)
+        self.stores_once = getattr(tier, "stores_once", False)
+        self.logs_outages = getattr(tier, "logs_outages", False)
         self.jobs: dict[Ticket, _Job] = {}
         self.orphans: list[_Job] = []
         self.reports: deque[Done] = deque()
@@ -146,6 +147,7 @@ class _Link:
         # A disk that is full can still be read.
         self.outages: dict[Kind, Outage] = {"store": Outage(), "load": Outage()}
         self.poll_outage = Outage()
+        self._is_closed = False
         self._timeout = timeout
         self._counted: dict[Kind, float] = {"store": 0.0, "load": 0.0}  # until then, in `seconds`
 
@@ -158,8 +160,7 @@ class _Link:
 
     def fail(self, kind: Kind, why: str, now: float) -> None:
         is_out = any(each.lasts(now) for each in self.outages.values())
-        if self.outages[kind].begin(now) and not is_out and not isinstance(self.tier, RemoteTier):
-            # A remote tier says so itself.
+        if self.outages[kind].begin(now) and not is_out and not self.logs_outages:
             warn("%s of a tier chain has failed, and is left out for a while: %s", self.name, why)
 
     def has(self, keys: list[bytes], kind: Kind, now: float) -> list[bool | None]:
@@ -203,23 +204,22 @@ class _Link:
             self.reports.extend(self.tier.poll())
             self.poll_outage.end()
         except Closed as error:  # it has nothing under way
-            self._end_all([*self.jobs], str(error))
-            for job in self.orphans:
-                job.begun = -_MOST_WAIT
+            self._is_closed = True
+            for ticket, job in self.jobs.items():
+                nothing = np.zeros(len(job.keys), np.bool_)
+                self.reports.append(Done(ticket, nothing, str(error), 0, 0.0))
         except Exception as error:
             self.poll_outage.begin(now)
             for kind in get_args(Kind):
                 self.fail(kind, _text(error), now)
 
-    def _end_all(self, tickets: list[Ticket], why: str) -> None:
-        for ticket in tickets:
-            nothing = np.zeros(len(self.jobs[ticket].keys), np.bool_)
-            self.reports.append(Done(ticket, nothing, why, 0, 0.0))
-
     def overdue(self, now: float) -> list[_Job]:
         """Jobs without a report, as all orphans are, and those whose report an exception has lost:
         after its deadline a tier is done with rows."""
-        return [job for job in self.all_jobs if job.begun + self._timeout + _GRACE <= now]
+        return [job for job in self.all_jobs if self._is_closed or self._ends_at(job) <= now]
+
+    def _ends_at(self, job: _Job) -> float:
+        return job.begun + self._timeout + _GRACE
 
     def remove(self, job: _Job) -> None:
         self.jobs = {ticket: each for ticket, each in self.jobs.items() if each is not job}
@@ -227,8 +227,7 @@ class _Link:
 
     def wakes_at(self) -> float:
         """When there may be something to do without a report."""
-        ends = [job.begun + self._timeout + _GRACE for job in self.all_jobs]
-        return min([*ends, self.poll_outage.until or _FOREVER], default=_FOREVER)
+        return min([*map(self._ends_at, self.all_jobs), self.poll_outage.until or _FOREVER])
 
     def record(self, job: _Job, ok: Flags, done: Done, now: float) -> None:
         """What came of it."""
@@ -315,8 +314,8 @@ class TierChain:
             spare: blocks of the pool that evicted blocks stay in while they are stored. What one
                 `reserve` evicts beyond them is lost. None: an eighth of the pool.
             admission: which evicted blocks are stored: "all", or those that are evicted for the
-                "second" time, where writing is dear. That remembers keys of four times the pool, in
-                some 150 bytes each.
+                "second" time, where writing is dear. That remembers hashes of the keys of four
+                times the pool, at less than 200 bytes each.
             timeout: of each store and load of a tier, in seconds.
 
         Raises:
@@ -390,7 +389,8 @@ class TierChain:
             Closed, WrongProcess: it is closed, or this is a forked child.
         """
         deadline = Deadline(timeout)
-        self.poll()
+        self._check()
+        self._advance(self._at_work())
         pin = self._pool.pin(keys)
         self._counts["hits"] += len(pin.ids)
         try:
@@ -416,11 +416,12 @@ class TierChain:
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `fetch`.
         """
-        self.poll()
+        self._check()
+        self._advance(self._at_work())
         self._begin(list(keys), self._links)
 
     def poll(self) -> None:
-        """Takes what the tiers report. Does not wait. Every other call begins with it: it is for
+        """Takes what the tiers report. Does not wait. Other calls take it, too: this one is for
         whoever waits for `fileno`.
 
         Raises:
@@ -543,6 +544,9 @@ class TierChain:
 
     # What is under way -------------------------------------------------------------------------
 
+    def _at_work(self) -> list[_Link]:
+        return [link for link in self._links if link.all_jobs]
+
     def _jobs(self, kind: Kind) -> list[_Job]:
         return [job for link in self._links for job in link.all_jobs if job.kind == kind]
 
@@ -562,7 +566,7 @@ class TierChain:
         }
 
     def _is_loaded(self, keys: list[bytes]) -> bool:
-        """Or no tier says any more whether it is."""
+        """Whether no load of these keys is still expected to report."""
         now = time.monotonic()
         wanted = set(keys)
         return all(
@@ -694,9 +698,9 @@ class TierChain:
     # Storing -----------------------------------------------------------------------------------
 
     def _reserve(self, keys: list[bytes]) -> Reservation:
-        """The pool's."""
+        """`BlockPool.reserve`, while the pool has this chain."""
         is_interrupted = self._is_interrupted
-        self._advance([link for link in self._links if link.all_jobs])
+        self._advance(self._at_work())
         with self._undisturbed() as now:
             # What is evicted in the middle of another change is lost, and spare later.
             return self._reserve_now(keys, None if is_interrupted else now)
@@ -733,7 +737,7 @@ class TierChain:
     def _store(self, link: _Link, evicted: list[tuple[bytes, int]], now: float) -> None:
         if link.outages["store"].lasts(now):
             return
-        if not isinstance(link.tier, RemoteTier):  # which asks before it sends
+        if not link.stores_once:
             known = link.has([key for key, _ in evicted], "store", now)
             evicted = [each for each, has in zip(evicted, known, strict=True) if has is not True]
         if evicted and not link.outages["store"].lasts(now):

@@ -41,14 +41,15 @@ _FILLING = 1 << 30  # bytes of a segment that it may take a second more for
 _ENDING = 3.0  # seconds that it may take to give its memory back
 _LONGEST_RPC = 30.0  # seconds; Mooncake's own
 _SHORTEST_RPC = 5.0
+_BEING_STORED, _NO_SUCH_KEY, _ALREADY_THERE = -703, -704, -705
 _WHY = {
     -200: "the store has no space",
-    -703: "another client is storing it",
+    _BEING_STORED: "another client is storing it",
     -707: "its lease ended while it was read",
     -800: "its bytes could not be transferred",
 }
-_STORED = (0, -705)
-_NOT_THERE = (-703, -704)
+_STORED = (0, _ALREADY_THERE)
+_NOT_THERE = (_BEING_STORED, _NO_SUCH_KEY)
 _RPC = (-900, -901)
 
 
@@ -140,26 +141,25 @@ class MooncakeTier(RemoteTier):
                 made.ask([b"memlane:" + bytes(24)], timeout)
                 return made
             except _NotInstalled as error:
-                client.close()
                 raise Unsupported(str(error)) from None
             except (Unanswered, Refused) as error:
-                client.close()
                 number = getattr(error.__cause__, "errno", None) or errno.EIO
                 text = f"cannot use the Mooncake master {master}: {error}"
                 raise system_fault(number, text) from None
-            except BaseException:
-                client.close()
-                raise
 
-        super().__init__(
-            rows,
-            connect,
-            connect_first,
-            prefix=b"memlane:",
-            namespace=namespace,
-            timeout=timeout,
-            connections=count,
-        )
+        try:
+            super().__init__(
+                rows,
+                connect,
+                connect_first,
+                prefix=b"memlane:",
+                namespace=namespace,
+                timeout=timeout,
+                connections=count,
+            )
+        except BaseException:
+            client.close()
+            raise
 
     def close(self, timeout: float | None = None) -> None:
         """As `RemoteTier.close`. Then Mooncake's client takes the segment back, for which it has
@@ -223,7 +223,7 @@ class _Process:
         except TimeoutError:
             if time.monotonic() - self._begun > self._patience:
                 self.kill()
-            raise Late("it did not answer in time") from None
+            raise Late from None
         except OSError as error:
             raise Unanswered(f"the process of its client has ended: {error}") from error
         if answer == "ready":
@@ -250,7 +250,7 @@ class _Process:
                 socket.send_fds(self._control, [b"open"], [other.fileno()])
             except TimeoutError:
                 own.close()
-                raise Late("it did not answer in time") from None
+                raise Late from None
             except OSError as error:
                 own.close()
                 raise Unanswered(f"the process of its client has ended: {error}") from error
@@ -296,7 +296,7 @@ class _Client:
     def open(self, end: float) -> socket.socket:
         """Raises Unanswered."""
         if not self._lock.acquire(timeout=max(0.0, end - time.monotonic())):
-            raise Late("it did not answer in time")
+            raise Late
         try:
             if self._process is None or self._process.has_ended():
                 settings, rpc, log = self._arguments
@@ -378,7 +378,7 @@ class _Connection:
         self._end = time.monotonic() + timeout
         for some in _parts(_texts(names)):
             for code in _answers(self._call("forget", some)):
-                if code < 0 and code != -704:
+                if code < 0 and code != _NO_SUCH_KEY:
                     raise Refused(str(_refusal(code)))
 
     def clear(self, prefix: bytes, timeout: float) -> None:
@@ -425,7 +425,7 @@ class _Connection:
             self._arm()
             data = self._link.recv(MOST_BYTES)
         except TimeoutError:
-            raise Late("it did not answer in time") from None
+            raise Late from None
         except OSError as error:
             raise Cut(f"the process of its client has ended: {error}") from error
         finally:
@@ -441,7 +441,7 @@ class _Connection:
     def _arm(self) -> None:
         left = self._end - time.monotonic()
         if left <= 0:
-            raise Late("it did not answer in time")
+            raise Late
         self._link.settimeout(left)
 
 

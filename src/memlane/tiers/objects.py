@@ -34,7 +34,7 @@ from memlane.errors import (
     system_fault,
 )
 from memlane.tiers._packs import KEY_BYTES, Index, Pack, now_ms, path_from, path_of
-from memlane.tiers.remote import HEADER, Late, Refusal, Refused, RemoteTier, Unanswered
+from memlane.tiers.remote import HEADER, Late, Refusal, Refused, RemoteTier, Unanswered, digest_of
 from memlane.tiers.tier import Namespace, Rows
 
 _GAP = 1 << 20  # bytes that are read for nothing rather than asked for twice
@@ -231,7 +231,7 @@ class _Bucket:
         Raises Unanswered or Refused.
         """
         asked = time.monotonic()
-        with _Held(self._turn, end):
+        with _LockedUntil(self._turn, end):
             now = time.monotonic()
             is_time = fully or now >= self._next
             if self._everything is None and is_time and now >= self._everything_at + _FULL:
@@ -291,7 +291,7 @@ class _Bucket:
         carrier.run(partial(self._delete, paths), end)
 
     def clear(self, carrier: _Carrier, end: float) -> None:
-        with _Held(self._turn, end):
+        with _LockedUntil(self._turn, end):
             self._everything = None
             self._everything_at = -inf  # what is not removed is found again
             self.index.begin_round()
@@ -330,7 +330,7 @@ class _Bucket:
         self.index.drop(paths)
 
 
-class _Held:
+class _LockedUntil:
     """A lock, for which somebody waits until a time. Raises Late."""
 
     def __init__(self, lock: threading.Lock, end: float) -> None:
@@ -338,7 +338,7 @@ class _Held:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(timeout=max(0.0, self._end - time.monotonic())):
-            raise Late("it did not answer in time")
+            raise Late
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -552,7 +552,7 @@ class _Carrier:
         if isinstance(error, (Unanswered, Refused)):
             raise error
         if isinstance(error, TimeoutError):
-            raise Late("it did not answer in time")
+            raise Late
         if isinstance(error, asyncio.CancelledError):
             raise Refused("the interpreter ends")
         raise self._as_own(error) from error  # also a panic of obstore's
@@ -587,7 +587,7 @@ async def _until(
 
 def _keys(names: Sequence[bytes]) -> list[bytes]:
     """Of names that end with digests of 24 bytes."""
-    return [name[-24:][:KEY_BYTES] for name in names]
+    return [digest_of(name)[:KEY_BYTES] for name in names]
 
 
 def _runs(wanted: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:

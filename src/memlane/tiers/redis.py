@@ -93,7 +93,11 @@ class RedisTier(RemoteTier):
         def connect_first(timeout: float) -> _Connection:
             try:
                 made = connect(timeout)
-                made.ask([b"memlane"], timeout)
+                try:
+                    made.ask([b"memlane"], timeout)
+                except BaseException:
+                    made.close()
+                    raise
                 return made
             except (TypeError, ValueError) as error:
                 raise InvalidArgument(f"redis-py refuses its options: {error}") from None
@@ -143,14 +147,19 @@ class _Connection:
             "retry": Retry(NoBackoff(), 0),  # the tier says when
         }
         self._connection = pool.connection_class(**settings)
+        self._end = time.monotonic() + timeout
         # redis-py's own timeouts are of each read: a server that dribbles would have for ever.
         guard = threading.Timer(timeout, self._give_up)
         guard.daemon = True
-        guard.start()
+        try:
+            guard.start()
+        except RuntimeError as error:
+            raise Unanswered(f"cannot start a thread: {error}") from error
         try:
             self._connection.connect()
         except (redis.RedisError, OSError, UnicodeError) as error:
-            raise Unanswered(str(error) or type(error).__name__) from error
+            is_late = isinstance(error, redis.TimeoutError) or time.monotonic() >= self._end
+            raise (Late if is_late else Unanswered)(str(error) or type(error).__name__) from error
         finally:
             guard.cancel()
         self._socket: socket.socket = self._connection._sock
@@ -158,7 +167,6 @@ class _Connection:
         self._options = [b"NX"] if ttl is None else [b"NX", b"EX", b"%d" % ttl]
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._have = self._scratch[:0]  # read, and not looked at
-        self._end = 0.0
 
     def _give_up(self) -> None:
         with suppress(OSError, AttributeError):
@@ -223,7 +231,7 @@ class _Connection:
                     for each in cast("list[int | bytes]", found)
                 ]
             case _native.RespFault.LATE:
-                raise Late("it did not answer in time")
+                raise Late
             case _native.RespFault.CLOSED:
                 raise Cut("it has closed the connection")
             case _native.RespFault.SYSTEM:
@@ -236,6 +244,8 @@ class _Connection:
         if line[:1] == b"-":
             return Refusal(_text(line[1:]))
         size = self._number(line, b"$")
+        if size < -1:
+            raise Unanswered(f"it answers {line[:40]!r}: it is no Redis server")
         if size < 0:
             return -1
         if size == memory.nbytes:
@@ -289,7 +299,7 @@ class _Connection:
     def _arm(self) -> None:
         left = self._end - time.monotonic()
         if left <= 0:
-            raise Late("it did not answer in time")
+            raise Late
         self._socket.settimeout(left)
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -310,7 +320,7 @@ class _Connection:
                 if sent:
                     waiting[at] = waiting[at][sent:]
         except TimeoutError:
-            raise Late("it did not answer in time") from None
+            raise Late from None
         except OSError as error:
             raise Cut(str(error)) from error
 
@@ -322,7 +332,7 @@ class _Connection:
             else:
                 got = self._socket.recv_into(into[0])
         except TimeoutError:
-            raise Late("it did not answer in time") from None
+            raise Late from None
         except OSError as error:
             raise Cut(str(error)) from error
         if got == 0:

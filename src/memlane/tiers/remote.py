@@ -36,7 +36,7 @@ from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
 from memlane.errors import Closed, TimedOut, WrongProcess, system_fault
 from memlane.tiers._waiting import Bell, Outage
-from memlane.tiers.tier import CHANGED, Done, Namespace, Rows, Ticket
+from memlane.tiers.tier import CHANGED, DIGEST_BYTES, Done, Namespace, Rows, Ticket
 
 HEADER = struct.Struct("<4sIII")  # magic, bytes of the row, CRC, reserved
 MAGIC = b"MLT1"
@@ -47,7 +47,7 @@ _UNREAD = 10.0  # the same, until somebody has read it: an engine's step may tak
 _MOST_QUESTIONS = 1000  # that are asked together
 _LONGEST_CALL = 3600.0  # seconds that a server may take, whatever the deadline
 _GRACE = 0.05  # seconds, for the desk to say that nothing is under way
-_FAIR = 1.0  # seconds that a server is given before it counts as silent
+_FAIR = 1.0  # seconds; of a shorter timeout the deadline is to blame, not the server
 _AHEAD = 64  # batches of stores that a load may overtake
 _LATE = "the deadline has passed"
 
@@ -72,6 +72,9 @@ class Cut(Unanswered):
 class Late(Unanswered):
     """Nothing came in time."""
 
+    def __init__(self, why: str = "it did not answer in time") -> None:
+        super().__init__(why)
+
 
 class Refused(Exception):
     """The server answers that it will not do this, to a question or an order. The text says why."""
@@ -79,6 +82,11 @@ class Refused(Exception):
 
 class Refusal(str):
     """Why a server that answers has not done something with one block."""
+
+
+def digest_of(name: bytes) -> bytes:
+    """Of the key of a block that has that name."""
+    return name[-DIGEST_BYTES:]
 
 
 class Carrier(Protocol):
@@ -211,7 +219,7 @@ class _Batch:
 
 
 class _Stop:
-    """All is to end."""
+    """Tells the desk's thread to end."""
 
 
 class RemoteTier:
@@ -223,6 +231,8 @@ class RemoteTier:
 
     what = "a remote tier"
     is_read_only = False
+    stores_once = True  # it looks itself whether a key is there
+    logs_outages = True
 
     def __init__(
         self,
@@ -235,23 +245,29 @@ class RemoteTier:
         timeout: float,
         connections: int,
         crc_of_key: Callable[[bytes], int] = _native.crc32c,
-        mismatch: Literal[False] | str = CHANGED,
+        reports_changed: bool = True,
     ) -> None:
-        """`crc_of_key`: of a digest, what a block's CRC begins with. `mismatch`: what becomes of a
-        load of other bytes than were stored: an error, or a mere miss."""
+        """`crc_of_key`: of a digest, what a block's CRC begins with. `reports_changed`: whether a
+        load of other bytes than were stored is an error, or a mere miss."""
         held = Rows(rows)
         self._namespace = Namespace(namespace)
         self._timeout = seconds_of(timeout)
         self._rows = held
         self._pid = os.getpid()
         first = connect_first(min(max(self._timeout, 1.0), 5.0))
-        self._desk = _Desk(
-            rows, held, connect, prefix + self._namespace.id.hex().encode() + b":", self.what
-        )
-        self._desk.crc_of_key, self._desk.mismatch = crc_of_key, mismatch
+        try:
+            self._desk = _Desk(
+                *(rows, held, connect, prefix + self._namespace.id.hex().encode() + b":"),
+                *(self.what, crc_of_key, CHANGED if reports_changed else False),
+            )
+        except BaseException:
+            first.close()
+            raise
         self._desk.start(connections, first)
         self._tickets = iter(range(1, 1 << 62))
-        self._claims: dict[int, tuple[list[Ticket], bool]] = {}  # by thread: what polls returned
+        # Of each thread, what its last poll has taken, and whether it has returned it: only then
+        # does the next poll, of any thread, delete these reports. A handler that raises loses none.
+        self._claims: dict[int, tuple[list[Ticket], bool]] = {}
         self._polling = threading.RLock()
         self._turn: object = None  # of the poll that has begun last
         self._is_closed = False
@@ -548,8 +564,8 @@ class RemoteHold:
 
 
 class _Desk:
-    """Owns what is under way. Its thread is the only one that changes it, but for what it says of
-    copies into rows.
+    """Owns what is under way. Its thread alone changes it, but `poll` takes reports from `done`,
+    and `has` shortens how long an answer in `known` is believed.
 
     Attributes:
         inbox: of calls, queries, finished batches, and the end.
@@ -559,11 +575,7 @@ class _Desk:
         bell: rings when there is a report.
         is_ended: nothing is taken from the inbox any more.
         under_way: blocks of calls.
-        crc_of_key, mismatch: as of `RemoteTier`.
     """
-
-    crc_of_key: Callable[[bytes], int]
-    mismatch: Literal[False] | str
 
     def __init__(
         self,
@@ -572,6 +584,8 @@ class _Desk:
         connect: Callable[[float], Carrier],
         prefix: bytes,
         what: str,
+        crc_of_key: Callable[[bytes], int],
+        mismatch: Literal[False] | str,
     ) -> None:
         self.inbox: SimpleQueue[_Call | _Query | _Batch | _Stop] = SimpleQueue()
         self.done: dict[Ticket, Done] = {}
@@ -591,6 +605,8 @@ class _Desk:
         self._carriers: list[threading.Thread] = []
         self._thread: threading.Thread | None = None
         self._what = what
+        self._crc_of_key = crc_of_key
+        self._mismatch: Literal[False] | str = mismatch
         self._batch = max(1, min(_MOST_BLOCKS, _BATCH_BYTES // self._row_bytes))
         self._open: dict[Ticket, _Call] = {}  # not reported
         self._deadlines: list[tuple[float, Ticket]] = []  # a heap of those, and of others
@@ -776,6 +792,7 @@ class _Desk:
             self._count(of.kind, outcome)
             if of.is_over:
                 continue
+            self.counts["expired"] += outcome == _LATE
             of.ok[place] = outcome is True
             if isinstance(outcome, str) and of.error is None:
                 of.error = outcome
@@ -923,7 +940,7 @@ class _Desk:
         values = []
         for place, digest in zip(batch.places, batch.digests, strict=True):
             row = self._row(call, place)  # type: ignore[arg-type]
-            crc = _native.crc32c(row, self.crc_of_key(digest))
+            crc = _native.crc32c(row, self._crc_of_key(digest))
             values.append((HEADER.pack(MAGIC, self._row_bytes, crc, 0), row))
         refusals = carrier.store(names, values, self._left(batch))
         return [True if refusal is None else str(refusal) for refusal in refusals]
@@ -940,7 +957,7 @@ class _Desk:
         into = [memory[at * size : (at + 1) * size] for at in range(len(names))]
         found = carrier.load(names, into, self._left(batch))
         outcomes: list[bool | str] = [
-            str(got) if isinstance(got, str) else False if got < 0 else self.mismatch
+            str(got) if isinstance(got, str) else False if got < 0 else self._mismatch
             for got in found
         ]
         whole = [at for at, got in enumerate(found) if got == size]
@@ -950,10 +967,10 @@ class _Desk:
                 right: list[bool | str] = [_LATE] * len(whole)
             else:
                 right = [
-                    is_right or self.mismatch
+                    is_right or self._mismatch
                     for is_right in _native.place_blocks(
                         [into[at] for at in whole],
-                        [self.crc_of_key(batch.digests[at]) for at in whole],
+                        [self._crc_of_key(batch.digests[at]) for at in whole],
                         self._memory,
                         self._row_bytes,
                         [int(call.rows[batch.places[at]]) for at in whole],  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from memlane.errors import InvalidArgument, InvalidType
 
 Ticket = NewType("Ticket", int)
+DIGEST_BYTES = 24
 CHANGED = "a block is not what was stored"
 """The error of a load whose bytes, or key, are others: the block's fault, not the tier's."""
 
@@ -50,7 +51,7 @@ class Held(Protocol):
     there: list[bool]
 
     def release(self) -> None:
-        """Ends it. Never raises; calling it again does nothing."""
+        """Releases the blocks. Never raises; calling it again does nothing."""
 
 
 @runtime_checkable
@@ -214,7 +215,7 @@ class Namespace:
         for key in distinct(keys):
             digest = self._seed.copy()
             digest.update(key)
-            digests.append(digest.digest()[:24])
+            digests.append(digest.digest()[:DIGEST_BYTES])
         return digests
 
 

@@ -1,4 +1,4 @@
-"""A storage backend of SGLang's hierarchical cache over any tier of memlane (0.5.23).
+"""A storage backend of SGLang's hierarchical cache over a tier of memlane (0.5.23).
 
 `--hicache-storage-backend dynamic`, with `--hicache-storage-backend-extra-config`:
 
@@ -67,7 +67,9 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
         if storage_config.should_split_heads or (is_shared and self._kind == "DiskTier"):
             raise Unsupported(f"a {self._kind} cannot share pages between ranks")
         self._own, self._config = own, storage_config
-        self._timeout = seconds_of(own.setdefault("timeout", 5.0))
+        self._timeout = seconds_of(
+            own.setdefault("timeout", 10.0 if self._kind == "ObjectTier" else 5.0)
+        )
         self._tier: Any = None
         self._changed = threading.Condition()
         self._is_polled = False  # by a thread that waits
