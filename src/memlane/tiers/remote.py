@@ -47,7 +47,7 @@ _UNREAD = 10.0  # the same, until somebody has read it: an engine's step may tak
 _MOST_QUESTIONS = 1000  # that are asked together
 _LONGEST_CALL = 3600.0  # seconds that a server may take, whatever the deadline
 _GRACE = 0.05  # seconds, for the desk to say that nothing is under way
-_FAIR = 1.0  # seconds; of a shorter timeout the deadline is to blame, not the server
+_FAIR = 1.0  # seconds of waiting, in one call or several, after which a server counts as silent
 _AHEAD = 64  # batches of stores that a load may overtake
 _LATE = "the deadline has passed"
 
@@ -211,6 +211,7 @@ class _Batch:
     places: range
     outcomes: list[bool | str] = field(default_factory=list)  # False: not there; text: why not
     unanswered: str | None = None
+    waited: float = 0.0  # seconds, for an answer that did not come
     refused: str | None = None  # of a query
 
     @property
@@ -615,6 +616,7 @@ class _Desk:
         self._waiting: deque[_Query] = deque()  # for stores to end, or for all
         self._batches = 0  # with the carriers
         self._outage = Outage()
+        self._waited = 0.0  # seconds since it has answered last, by all whose deadlines were short
         self._tidied = 0.0  # when what is known was
 
     @property
@@ -770,13 +772,16 @@ class _Desk:
     def _finish(self, batch: _Batch, now: float) -> None:
         self._batches -= 1
         of = batch.of
+        self._waited += batch.waited
+        has_failed = batch.unanswered is not None or (batch.waited and self._waited >= _FAIR)
+        if has_failed and self._outage.begin(now):
+            why = batch.unanswered or str(Late())
+            self._work.put((0, next(self._numbers), why))  # a log may take its time
         if batch.unanswered is not None:
-            if self._outage.begin(now):
-                # A log may take its time.
-                self._work.put((0, next(self._numbers), batch.unanswered))
             batch.outcomes = [batch.unanswered] * len(batch.places)
         elif batch.refused is None and batch.outcomes != [_LATE] * len(batch.places):
             self._outage.end()
+            self._waited = 0.0
         if isinstance(of, _Query):
             self._answer(of, batch, now)
             return
@@ -898,7 +903,8 @@ class _Desk:
             batch.refused = str(error)
             return made
         except Late as error:
-            if time.monotonic() - begun < _FAIR:  # the deadline's fault
+            batch.waited = time.monotonic() - begun
+            if batch.waited < _FAIR:  # the deadline's fault
                 batch.outcomes = [_LATE] * len(batch.places)
             else:
                 batch.unanswered = str(error)
