@@ -46,9 +46,9 @@ void says_when_a_deadline_passes() {
 void is_quiet_after_a_deadline_that_was_seen() {
     ReadyDescriptor ready;
     for (int round = 0; round < 2000; ++round) {
-        const Nanoseconds end = monotonic_now() + (5 + round % 50) * kMicrosecond;
-        ready.set_at(Deadline::after(end - monotonic_now()));
-        while (monotonic_now() <= end) {
+        const Deadline end = Deadline::after((5 + round % 50) * kMicrosecond);
+        ready.set_at(end);
+        while (!end.passed(monotonic_now())) {
         }
         ready.take();
         CHECK(!is_readable(ready, round % 100 == 0 ? 2 : 0));
