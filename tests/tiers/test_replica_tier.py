@@ -1,6 +1,7 @@
 """What replicas of one host have stored is found by each of them, right or not at all."""
 
 import os
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import InvalidArgument, InvalidType
+from memlane import InvalidArgument, InvalidType, SystemFault
 from memlane.tiers import BlockPool, DiskTier, ReplicaTier, TierChain
 from memlane.tiers.conformance import content, drain, key, range_of, wait_for
 from tests.support import dismiss, start, until
@@ -266,6 +267,24 @@ def test_what_was_cleared_stays_so_after_an_error(
         assert found(others, rows, 1, 2) == []
         store(tier, rows, 3)
         assert found(others, rows, 1, 2, 3) == [3]
+
+
+def test_what_cannot_be_looked_at_cannot_be_cleared(tmp_path: Path, soon: None) -> None:
+    """Without descriptors it would not see a block that is stored already, and find it later."""
+    rows = np.zeros((4, ROW), np.uint8)
+    with ReplicaTier(tmp_path, rows, own="0") as others, tier_on(tmp_path, rows, 8) as tier:
+        store(tier, rows, 1)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            for call in (others.clear, lambda: others.forget([key(1)])):
+                with pytest.raises(SystemFault, match="Too many open files"):
+                    call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        until(lambda: found(others, rows, 1) == [1], "found again")
+        others.clear()
+        assert found(others, rows, 1) == []
 
 
 def test_a_pair_that_is_made_anew(tmp_path: Path, soon: None) -> None:

@@ -603,6 +603,31 @@ def test_a_forked_child_has_no_chain() -> None:
         assert one.compute(1) == [1]
 
 
+def test_a_child_that_was_forked_beside_a_call() -> None:
+    """Whose thread does not exist in the child, where it would hold the lock for ever."""
+    with in_memory() as (one, tier):
+        is_within, may_end = threading.Event(), threading.Event()
+
+        def knows(_: bytes) -> bool:
+            is_within.set()
+            return not may_end.wait(30)
+
+        tier.knows = knows
+        thread = threading.Thread(target=one.find, args=(1,))
+        thread.start()
+        assert is_within.wait(30)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            with contextlib.suppress(WrongProcess):
+                one.pool.reserve([key(1)])
+                os._exit(2)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        may_end.set()
+        thread.join()
+
+
 def test_it_is_not_closed_while_blocks_are_under_way() -> None:
     rows = np.zeros((8, ROW), np.uint8)
     pool = BlockPool(8, "lru")
@@ -863,7 +888,9 @@ def test_a_chain_that_cannot_be_made_takes_no_blocks(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("wrong", ["short", "twice", "never", "raises"])
+@pytest.mark.parametrize(
+    "wrong", ["short", "twice", "never", "raises", "none", "no flags", "no list"]
+)
 def test_reports_that_are_none(wrong: str) -> None:
     """The calls end, nothing raises, no block is lost, and no time is spent."""
     with in_memory(blocks=8, spare=2, timeout=0.3) as (one, tier):
@@ -877,6 +904,12 @@ def test_reports_that_are_none(wrong: str) -> None:
                 return []
             if wrong == "twice":
                 return done * 2
+            if wrong == "none":
+                return [None for _ in done]  # type: ignore[misc]
+            if wrong == "no flags":
+                return [replace(each, ok=None) for each in done]  # type: ignore[arg-type]
+            if wrong == "no list":
+                return None  # type: ignore[return-value]
             return [replace(each, ok=each.ok[:-1]) for each in done]
 
         tier.poll = lie
@@ -889,6 +922,65 @@ def test_reports_that_are_none(wrong: str) -> None:
         tier.poll = poll
         until(lambda: not poll_of(one.chain).loading + poll_of(one.chain).storing, "idle")
         assert (poll_of(one.chain).spare, one.pool.statistics().reserved) == (2, 2)
+
+
+def test_rows_are_a_tiers_until_it_was_polled_after_the_deadline() -> None:
+    """A disk tier ends what is late when it is polled, and writes to the rows until then."""
+    with in_memory(blocks=8, spare=1, timeout=0.1) as (one, tier):
+        tier.blocks = {key(50): content(50, ROW).tobytes()}
+        tier.is_silent = True
+        one.find(50, timeout=0)
+        tier.raises["poll"] = RuntimeError("a handler raises")
+        one.chain.poll()
+        time.sleep(0.1 + 1.2)  # the deadline, and a little more than what a report may be late by
+        one.chain.poll()
+        assert one.chain.statistics().loading == 1
+        one.compute(*range(7))
+        tier.speak()
+        assert one.find(*range(6), timeout=0) == 6
+        del tier.raises["poll"]
+        until(lambda: poll_of(one.chain).loading == 0, "ended")
+    assert one.pool.statistics().reserved == 0
+
+
+def test_a_deadline_begins_with_the_call() -> None:
+    """Not with the search in the tiers, which may have taken longer."""
+    with in_memory(blocks=8, spare=2, timeout=0.1) as (one, tier):
+        one.compute(*range(6))
+        tier.is_silent = True
+
+        def knows(_: bytes) -> bool:
+            time.sleep(1.5)
+            return False
+
+        tier.knows = knows
+        one.compute(20)
+        assert poll_of(one.chain).storing == 1
+        tier.speak()
+        until(lambda: poll_of(one.chain).storing == 0, "stored")
+        assert [each.stored for each in one.chain.statistics().tiers] == [1]
+
+
+def test_waiting_beside_a_tier_that_cannot_be_polled_costs_no_time() -> None:
+    with in_memory(blocks=8, spare=2, timeout=0.1) as (one, tier):
+        tier.blocks = {key(50): content(50, ROW).tobytes()}
+        tier.is_silent = True
+        one.find(50, timeout=0)
+        time.sleep(1.2)
+        tier.raises["poll"] = RuntimeError("it is broken")
+        cpu = time.process_time()
+        with pytest.raises(TimedOut):
+            one.chain.close(2.5)
+        assert time.process_time() - cpu < 0.3
+
+
+def test_a_tier_that_answers_in_numpy() -> None:
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        tier.blocks = {key(0): content(0, ROW).tobytes()}
+        tier.knows = lambda each: np.bool_(each in tier.blocks)
+        for number in range(8):
+            one.compute(number)
+        assert tier.asked == [("store", [key(1)])]
 
 
 def test_many_spare_blocks() -> None:

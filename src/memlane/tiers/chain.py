@@ -7,7 +7,14 @@ An evicted block is not copied. The pool has spare blocks: it hands one of them 
 the evicted block stays aside, with its bytes, until the tiers have reported it; then it is spare.
 
 A signal's handler may raise anywhere, so nothing is counted that could be wrong afterwards: what is
-under way is what the jobs say, and a job ends last.
+under way is what the jobs say, a job ends last, and the lock is taken by `with` alone.
+
+    job         its rows are              until
+    begun       the tier's                its report; or, if that is lost, a poll after its deadline
+    orphan      perhaps the tier's        a poll after its deadline: its call has raised
+    ended       the pool's again          it is removed
+
+A tier is done with rows once it has been polled after the deadline, and not before.
 """
 
 from __future__ import annotations
@@ -17,13 +24,14 @@ import select
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from operator import itemgetter
 from typing import Any, Literal, Self, get_args
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -117,10 +125,18 @@ class _Job:
     kind: Kind
     keys: list[bytes]
     rows: list[int]
-    begun: float
+    begun: float = 0.0
+    due: float = 0.0  # by then its report has come, if the tier is polled
     reservation: Reservation | None = None
     revoked: set[bytes] = field(default_factory=set)  # keys that were forgotten meanwhile
     is_ended: bool = False  # the tier is done with its rows
+
+
+class _Ban:
+    """Keys that are neither stored nor loaded, because they are being forgotten; None: all."""
+
+    def __init__(self, keys: set[bytes] | None) -> None:
+        self.keys = keys
 
 
 class _Link:
@@ -148,6 +164,7 @@ class _Link:
         self.outages: dict[Kind, Outage] = {"store": Outage(), "load": Outage()}
         self.poll_outage = Outage()
         self._is_closed = False
+        self._polled = -_FOREVER  # when the last poll began that has returned
         self._timeout = timeout
         self._counted: dict[Kind, float] = {"store": 0.0, "load": 0.0}  # until then, in `seconds`
 
@@ -173,7 +190,9 @@ class _Link:
         except Exception as error:
             self.fail(kind, _text(error), now)
             return absent
-        return found if len(found) == len(keys) else absent
+        if len(found) != len(keys):
+            return absent
+        return [None if each is None else bool(each) for each in found]
 
     def hold(self, keys: list[bytes], until: ExitStack, now: float) -> None:
         """Keeps what is there from eviction, as far as the tier can."""
@@ -184,6 +203,8 @@ class _Link:
 
     def begin(self, job: _Job) -> bool:
         """False: it has raised."""
+        job.begun = time.monotonic()  # what came before may have taken its time
+        job.due = job.begun + self._timeout + _GRACE
         self.orphans.append(job)
         begin = self.tier.store if job.kind == "store" else self.tier.load
         try:
@@ -191,6 +212,8 @@ class _Link:
         except Exception as error:
             self.fail(job.kind, _text(error), job.begun)
             return False
+        finally:
+            job.due = time.monotonic() + self._timeout + _GRACE
         if ticket not in self.jobs:
             self.jobs[ticket] = job
             self.orphans.remove(job)
@@ -200,8 +223,14 @@ class _Link:
         """Takes reports from the tier."""
         if self.poll_outage.lasts(now):
             return
+        begun = time.monotonic()
         try:
-            self.reports.extend(self.tier.poll())
+            for done in self.tier.poll():
+                if _is_report(done):
+                    self.reports.append(done)
+                else:
+                    self._fail_all("a report is not a Done", now)
+            self._polled = begun
             self.poll_outage.end()
         except Closed as error:  # it has nothing under way
             self._is_closed = True
@@ -210,16 +239,16 @@ class _Link:
                 self.reports.append(Done(ticket, nothing, str(error), 0, 0.0))
         except Exception as error:
             self.poll_outage.begin(now)
-            for kind in get_args(Kind):
-                self.fail(kind, _text(error), now)
+            self._fail_all(_text(error), now)
 
-    def overdue(self, now: float) -> list[_Job]:
-        """Jobs without a report, as all orphans are, and those whose report an exception has lost:
-        after its deadline a tier is done with rows."""
-        return [job for job in self.all_jobs if self._is_closed or self._ends_at(job) <= now]
+    def _fail_all(self, why: str, now: float) -> None:
+        for kind in get_args(Kind):
+            self.fail(kind, why, now)
 
-    def _ends_at(self, job: _Job) -> float:
-        return job.begun + self._timeout + _GRACE
+    def overdue(self) -> list[_Job]:
+        """Jobs without a report, as all orphans are, and those whose report an exception has
+        lost."""
+        return [job for job in self.all_jobs if self._is_closed or job.due <= self._polled]
 
     def remove(self, job: _Job) -> None:
         self.jobs = {ticket: each for ticket, each in self.jobs.items() if each is not job}
@@ -227,7 +256,7 @@ class _Link:
 
     def wakes_at(self) -> float:
         """When there may be something to do without a report."""
-        return min([*map(self._ends_at, self.all_jobs), self.poll_outage.until or _FOREVER])
+        return self.poll_outage.until or min([_FOREVER, *(job.due for job in self.all_jobs)])
 
     def record(self, job: _Job, ok: Flags, done: Done, now: float) -> None:
         """What came of it."""
@@ -243,6 +272,20 @@ class _Link:
             self.outages[job.kind].end()
         elif done.error != CHANGED:
             self.fail(job.kind, done.error, now)
+
+
+def _is_report(done: object) -> bool:
+    """Of a tier of a user's, too."""
+    try:
+        return (
+            isinstance(done, Done)
+            and isinstance(done.ticket, int)
+            and isinstance(int(done.bytes), int)
+            and isinstance(float(done.seconds), float)
+            and np.asarray(done.ok, np.bool_).ndim == 1
+        )
+    except (TypeError, ValueError):
+        return False
 
 
 def _text(error: Exception) -> str:
@@ -353,10 +396,10 @@ class TierChain:
         self._admission = _SecondTime(_REMEMBERED * blocks) if admission == "second" else None
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._owner = 0  # the thread that is in the middle of a change
         self._counts: Counter[str] = Counter()
-        self._forgetting: list[set[bytes] | None] = []  # keys, or all, by calls under way
-        self._waiting: list[Bell] = []  # of threads that wait
+        # Of calls under way, whose frames keep them: an exception leaves none behind.
+        self._forgetting: WeakSet[_Ban] = WeakSet()
+        self._waiting: WeakSet[Bell] = WeakSet()
         self._is_closing = self._is_closed = False
         self._ready = select.epoll()
         try:
@@ -392,8 +435,8 @@ class TierChain:
         self._check()
         self._advance(self._at_work())
         pin = self._pool.pin(keys)
-        self._counts["hits"] += len(pin.ids)
         try:
+            self._counts["hits"] += len(pin.ids)
             has_grown = bool(pin.missing)
             while has_grown:  # half of the pool at a time
                 run = self._begin(pin.missing, self._links)
@@ -473,7 +516,8 @@ class TierChain:
             Closed, WrongProcess: as `fetch`.
         """
         self._check()
-        with self._undisturbed() as now:
+        with self._lock:
+            now = time.monotonic()
             storing = len(self._storing_rows())
             return ChainStatistics(
                 hits=self._counts["hits"],
@@ -587,21 +631,11 @@ class TierChain:
 
     # Waiting -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _undisturbed(self) -> Iterator[float]:
-        """This thread alone changes something; a handler that interrupts it does not. Gives the
-        time."""
-        with self._lock:
-            before, self._owner = self._owner, threading.get_ident()
-            try:
-                yield time.monotonic()
-            finally:
-                self._owner = before
-
     @property
     def _is_interrupted(self) -> bool:
-        """Whether this is called by a signal's handler, or by a tier, in the middle of a change."""
-        return self._owner == threading.get_ident()
+        """Whether this is called by a signal's handler, or by a tier, in the middle of a change:
+        this thread has the lock already."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def _wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
         """Takes reports until that is so, or the deadline."""
@@ -619,7 +653,7 @@ class TierChain:
                     return False
                 if bell is None:
                     bell = Bell()
-                    self._waiting.append(bell)
+                    self._waiting.add(bell)
                     continue  # for what another thread took before there was a bell
                 ready = select.poll()
                 ready.register(bell.descriptor, select.POLLIN)
@@ -632,7 +666,7 @@ class TierChain:
                 bell.quiet()
         finally:
             if bell is not None:
-                self._waiting.remove(bell)
+                self._waiting.discard(bell)
 
     def _advance(self, links: list[_Link]) -> None:
         """Takes the reports of these tiers."""
@@ -640,14 +674,15 @@ class TierChain:
             return
         has_any = False
         try:
-            with self._undisturbed() as now:
+            with self._lock:
+                now = time.monotonic()
                 for link in links:
                     link.collect(now)
                     while link.reports:
                         has_any = True
                         self._take(link, link.reports[0], now)
                         link.reports.popleft()
-                    for job in link.overdue(now):
+                    for job in link.overdue():
                         has_any = True
                         link.fail(job.kind, "it has not reported at its deadline", now)
                         self._end(link, job, np.zeros(len(job.keys), np.bool_), now)
@@ -666,7 +701,7 @@ class TierChain:
             return
         if not job.is_ended:
             ok = np.zeros(len(job.keys), np.bool_)
-            if np.shape(done.ok) == ok.shape:
+            if len(done.ok) == len(ok):
                 ok = np.asarray(done.ok, np.bool_)
                 link.record(job, ok, done, now)
             else:
@@ -693,7 +728,7 @@ class TierChain:
         return key in job.revoked or self._is_banned(key)
 
     def _is_banned(self, key: bytes) -> bool:
-        return any(keys is None or key in keys for keys in self._forgetting)
+        return any(ban.keys is None or key in ban.keys for ban in self._forgetting)
 
     # Storing -----------------------------------------------------------------------------------
 
@@ -701,9 +736,9 @@ class TierChain:
         """`BlockPool.reserve`, while the pool has this chain."""
         is_interrupted = self._is_interrupted
         self._advance(self._at_work())
-        with self._undisturbed() as now:
+        with self._lock:
             # What is evicted in the middle of another change is lost, and spare later.
-            return self._reserve_now(keys, None if is_interrupted else now)
+            return self._reserve_now(keys, None if is_interrupted else time.monotonic())
 
     def _reserve_now(self, keys: list[bytes], now: float | None) -> Reservation:
         held, blocks, evicted, aside = self._pool._own().reserve(keys)
@@ -742,7 +777,7 @@ class TierChain:
             evicted = [each for each, has in zip(evicted, known, strict=True) if has is not True]
         if evicted and not link.outages["store"].lasts(now):
             keys, rows = [key for key, _ in evicted], [row for _, row in evicted]
-            link.begin(_Job("store", keys, rows, now))
+            link.begin(_Job("store", keys, rows))
 
     # Loading -----------------------------------------------------------------------------------
 
@@ -750,8 +785,8 @@ class TierChain:
         """As `_load_run`, but nothing in the middle of another change."""
         if self._is_interrupted or self._is_closing:
             return []
-        with self._undisturbed() as now:
-            return self._load_run(keys, links, now)
+        with self._lock:
+            return self._load_run(keys, links, time.monotonic())
 
     def _load_run(self, keys: list[bytes], links: list[_Link], now: float) -> list[bytes]:
         """Begins to load what is missing of the leading run of keys that are in the pool, on their
@@ -810,7 +845,7 @@ class TierChain:
         made = self._reserve_now(keys, now)
         if not made.keys:  # the policy declines them, or all blocks are pinned
             return
-        job = _Job("load", made.keys, made.ids.tolist(), now, made)
+        job = _Job("load", made.keys, made.ids.tolist(), reservation=made)
         if not link.begin(job):
             keys, job.keys = job.keys, []  # of which it may still write to the rows
             self._pool.forget(keys)
@@ -828,9 +863,10 @@ class TierChain:
         if self._is_interrupted:
             raise ConcurrentUse("this chain is in the middle of another call of this thread")
         failed: Exception | None = None
-        self._forgetting.append(keys)
+        ban = _Ban(keys)
         try:
-            with self._undisturbed():
+            self._forgetting.add(ban)
+            with self._lock:
                 of_pool([*(keys or ())])
                 for link in self._links:
                     for job in link.all_jobs:
@@ -841,6 +877,6 @@ class TierChain:
                 except Exception as error:
                     failed = failed or error
         finally:
-            self._forgetting.remove(keys)
+            self._forgetting.discard(ban)
         if failed is not None:
             raise failed

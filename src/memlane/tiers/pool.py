@@ -164,9 +164,10 @@ class BlockPool:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
         """
         asked = list(keys)
+        native = self._own()
         if self._keeper is not None:
             return self._keeper(asked)
-        held, blocks, evicted, _ = self._own().reserve(asked)
+        held, blocks, evicted, _ = native.reserve(asked)
         return Reservation(self, asked, held, np.frombuffer(blocks, np.int32), evicted)
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:

@@ -23,7 +23,7 @@ from memlane import _native
 from memlane._base.arguments import integer_from
 from memlane._base.diagnosis import warn
 from memlane.errors import InvalidType
-from memlane.tiers.remote import HEADER, MAGIC, Refusal, RemoteTier, digest_of
+from memlane.tiers.remote import HEADER, MAGIC, Refusal, Refused, RemoteTier, digest_of
 from memlane.tiers.tier import Namespace, Rows
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,6 +38,8 @@ _PAGE = 4096
 _AT_A_TIME = 1 << 16  # headers of one read
 _EVERY = 1.0  # seconds between two looks at what is new, at least
 _TICK = 50_000_000  # nanoseconds, more than the clock of a file system steps by
+# Errors of files that are none of ours; others may pass.
+_NO_PAIR = (errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR)
 _RETRIED = 10.0  # seconds, after which a pair that cannot be read is tried again
 _SHARE = 50  # the time between two looks is so many times what one takes, at least
 
@@ -240,6 +242,10 @@ class _Pair:
         os.close(self._data)
 
 
+def _refused(path: Path, error: OSError) -> Refused:
+    return Refused(f"{path}: {os.strerror(error.errno or 0)}")
+
+
 class _Folder:
     """The pairs of all other openers. Its readers share it."""
 
@@ -263,7 +269,7 @@ class _Folder:
             begun = time.monotonic()
             if begun < self._next and not fully:
                 return
-            names = self._names()
+            names = self._names(fully)
             for name in self._pairs.keys() - names:  # its file is gone, and so are all marks
                 number = self._pairs.pop(name).number
                 self._cleared.pop(number, None)
@@ -276,6 +282,8 @@ class _Folder:
                         self._pairs.pop(name, None)
                     except OSError as error:
                         self._pairs.pop(name, None)
+                        if fully and error.errno not in _NO_PAIR:
+                            raise _refused(self._path / name, error) from None
                         if name not in self._left_out:
                             why = os.strerror(error.errno or 0)
                             warn("a replica tier leaves out %s: %s", self._path / name, why)
@@ -283,13 +291,15 @@ class _Folder:
             now = time.monotonic()
             self._next = now + max(_EVERY, _SHARE * (now - begun))
 
-    def _names(self) -> set[str]:
+    def _names(self, fully: bool) -> set[str]:
         try:
             files = os.listdir(self._path)
         except FileNotFoundError:
             files = []
-        except OSError:  # for now
-            return {*self._pairs}
+        except OSError as error:
+            if fully:
+                raise _refused(self._path, error) from None
+            return {*self._pairs}  # for now
         names = {each.removesuffix(_HEADERS) for each in files if each.endswith(_HEADERS)}
         return names - {self._own}
 
