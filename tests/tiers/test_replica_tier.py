@@ -272,7 +272,7 @@ def test_what_was_cleared_stays_so_after_an_error(
 def test_what_cannot_be_looked_at_cannot_be_cleared(tmp_path: Path, soon: None) -> None:
     """Without descriptors it would not see a block that is stored already, and find it later."""
     rows = np.zeros((4, ROW), np.uint8)
-    with ReplicaTier(tmp_path, rows, own="0") as others, tier_on(tmp_path, rows, 8) as tier:
+    with ReplicaTier(tmp_path, rows, own="9") as others, tier_on(tmp_path, rows, 8) as tier:
         store(tier, rows, 1)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
