@@ -125,6 +125,47 @@ class Sightings:
     ) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool, int, int]]:
         """By slot; reads from /proc what each is doing now."""
 
+def messages_in(frame: bytes, header: bytes, sequence: int, type: type[Any]) -> list[Any] | None:
+    """
+    The messages of a frame, from that sequence on, as tuples of `type`; None: it is no such frame.
+    """
+
+class FrameBatch:
+    """Small messages that wait for each other, to share a frame."""
+
+    def __init__(self, codec: object, header: bytes, most: int) -> None: ...
+    def put(self, object: object) -> bool | None:
+        """
+        None: it is not in it, and must be sent alone. Otherwise whether to send the frame now.
+        """
+
+    def open(self, sequence: int, messages: int, nbytes: int) -> None:
+        """
+        So many more messages may wait, the first of which is `sequence` if none does.
+        """
+
+    def shut(self) -> bool:
+        """None may, until open(); does any?"""
+
+    def clear(self) -> None:
+        """They are elsewhere, but not sent."""
+
+    def rest(self) -> None:
+        """Nothing is left to send: the descriptor is quiet."""
+
+    def close(self) -> None: ...
+    def frame(self) -> bytes: ...
+    def fileno(self) -> int:
+        """Readable when the frame must be sent, full or not."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Without headers."""
+
 class RingGeometry:
     """The numbers that determine the layout of a ring."""
 

@@ -32,8 +32,10 @@ def play(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
 
 def step(world: World, what: int, reader: "World.Reader", how: int, dice: random.Random) -> None:
     match what:
-        case 0 | 1 | 2 | 3:
+        case 0 | 1 | 2:
             world.send((5, 5, 25, 70)[how % 4])
+        case 3:
+            world.send_together(2 + how % 3)
         case 4:
             world.send(fate=("before", "after")[how % 2])
         case 5 | 6 | 7:

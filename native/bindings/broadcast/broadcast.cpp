@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/broadcast/frame_batch.hpp"
 #include "bindings/broadcast/ring_gather.hpp"
 #include "bindings/broadcast/ring_reader.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
@@ -52,6 +53,7 @@ void install_fork_handlers() {
 }
 
 void bind_broadcast(nb::module_& m) {
+    bind_frame_batch(m);
     nb::class_<RingGeometry>(m, "RingGeometry", "The numbers that determine the layout of a ring.")
         .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), "n_reader"_a, "max_chunk_bytes"_a, "max_chunks"_a)
         .def_ro("n_reader", &RingGeometry::n_reader)

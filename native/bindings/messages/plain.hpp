@@ -14,6 +14,8 @@
 
 namespace memlane::bindings {
 
+namespace nb = nanobind;
+
 class PlainObject {
 public:
     static bool is_plain(PyObject* object) noexcept { return PlainObject().look(object, 0); }

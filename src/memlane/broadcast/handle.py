@@ -13,7 +13,7 @@ from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file.
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 
 def checked_handle(handle: object) -> Handle:

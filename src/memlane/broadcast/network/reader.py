@@ -11,6 +11,7 @@ from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import blocked, no_memory
 from memlane._base.naming import names_of
 from memlane._base.serialization import codec_of
+from memlane._native import fork_generation
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
 from memlane._net.tcp import Connection
@@ -19,6 +20,7 @@ from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.network.driver import NetworkEnd, logger, timed_out
 from memlane.broadcast.network.endpoint import is_deserted
 from memlane.broadcast.network.transport import Connecting
+from memlane.broadcast.protocol.frames import Kind
 from memlane.broadcast.protocol.message import decode
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
@@ -117,6 +119,11 @@ class NetworkReader(NetworkEnd):
         self._is_quiet, self._looks_at = True, 0.0  # whether, and until when the thread sleeps
         self._asked_at = 0.0
         self._events_at = time.monotonic()  # when connection events were last read
+        self._ahead: list[Any] = []  # decoded, for this call and the next ones
+        self._ahead_at = self._ahead_end = 0  # those that were not returned
+        self._ahead_bytes: list[int] = []  # of all but the first
+        self._untaken = 0  # messages before this sequence are among them, and still to be taken
+        self._is_shown = False  # the descriptor knows that the next one is returned
         self._kept: Message | None = None  # taken, and not decoded because that was interrupted
         with self._opening():
             self.session = ReaderSession(
@@ -175,30 +182,69 @@ class NetworkReader(NetworkEnd):
 
     def receive_by(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
         """As `receive`, for a call that may have begun on another end."""
+        if cancel is not None and not hasattr(cancel, "is_set"):
+            raise InvalidType("cancel must be a threading.Event or None")
+        while True:
+            if self._generation == fork_generation() and not self._closing:
+                # No call from here on: neither another thread nor a signal handler comes between.
+                at, ahead = self._ahead_at, self._ahead
+                if at < self._ahead_end and (self._watch is None or self._is_shown):
+                    value, ahead[at] = ahead[at], None
+                    self._ahead_at, self._is_shown = at + 1, False
+                    return value
+            self._get_ahead(deadline, cancel)
+
+    def _get_ahead(self, deadline: Deadline, cancel: threading.Event | None) -> None:
+        """Waits for a message that can be returned, unless there is one; others may be ahead of it,
+        if this is interrupted or another thread comes between."""
         with self.guard:
             was_awaited, self._is_awaited = self._is_awaited, False
             try:
-                value = self._decoded(deadline, cancel)
+                if self._ahead_at == self._ahead_end:
+                    self._decode(deadline, cancel)
             finally:
                 if self._watch is not None:
-                    self._show_after_call(was_awaited)
-        self._kept = None  # only now: a signal handler may raise at any call before
-        return value
+                    self._show_after_call(was_awaited, returns=1)
+                    self._is_shown = True
 
-    def _decoded(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
-        """The next message, which is kept until it is returned."""
+    def _decode(self, deadline: Deadline, cancel: threading.Event | None) -> None:
+        """Takes and decodes the next message, which is kept until then, and small ones that have
+        come behind it; so many that no acknowledgement is due before the last is returned."""
         if self._kept is None:
             self.take(deadline, cancel, keeps=True)
         elif self.session.is_next(self._kept):  # a handler raised while it was taken
             with self.lock:
                 self._next()
         try:
-            return decode(self._kept, self._codec)  # type: ignore[arg-type]
+            value = decode(self._kept, self._codec)  # type: ignore[arg-type]
         except MemoryError as error:
             raise no_memory() from error
         except Exception:  # the message's fault, so it counts as read; an interrupt keeps it
             self._kept = None
             raise
+        with self.lock:
+            more: list[Message] = []
+            if self._watch is None:  # which would have to be shown them
+                more = self.session.takeable()
+            plain, values = self._codec.decode_plain, [value]
+            try:
+                for message in more:
+                    _, kind, memory = message
+                    values.append(memory if kind == Kind.BYTES else plain(memory))  # type: ignore[arg-type]
+            except Exception:  # raised by the call that takes it
+                del more[len(values) - 1 :]
+            sizes = [len(message.memory) for message in more]
+            count, end = len(values), more[-1].sequence + 1 if more else 0
+            # Together, with no call in between: a signal handler may raise after a call.
+            self._ahead, self._ahead_at, self._ahead_end = values, 0, count
+            self._ahead_bytes, self._untaken, self._kept = sizes, end, None
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        """With the lock held."""
+        if self._untaken:
+            self.session.take_before(self._untaken, time.monotonic())
+            self._untaken = 0
 
     @contextmanager
     def view(
@@ -222,10 +268,9 @@ class NetworkReader(NetworkEnd):
             TimedOut, Cancelled: nothing was taken.
             WriterClosed, WriterDied: everything that was sent, or came, was taken.
         """
-        if cancel is not None and not hasattr(cancel, "is_set"):
-            raise InvalidType("cancel must be a threading.Event or None")
         session = self.session
         with self.lock:
+            self._take_ahead()
             if session.inbox or self._hear(until_whole=True):
                 return self._next(keeps)
         self._waits += 1
@@ -378,24 +423,25 @@ class NetworkReader(NetworkEnd):
                 if self._watch is not None:
                     self._show_after_call(self._is_awaited)
 
-    def _show_after_call(self, was_awaited: bool) -> None:
-        """Shows whether another call would wait; wakes the thread if it is to look sooner."""
+    def _show_after_call(self, was_awaited: bool, returns: int = 0) -> None:
+        """Shows whether another call would wait, after one that `returns` a message; wakes the
+        thread if it is to look sooner."""
         with self.lock:
             if self._is_selected or was_awaited:
-                ack_at = self._show(_AT_ONCE)
+                ack_at = self._show(_AT_ONCE, returns)
             else:
                 ack_at = self._acknowledge()
-                self._watch.show(self._is_ready())  # type: ignore[union-attr]  # it is watched
+                self._watch.show(self._is_ready(returns))  # type: ignore[union-attr]  # it is watched
             is_late = ack_at is not None and ack_at < self._looks_at
             if is_late or (self._is_selected and (self._is_quiet or self._has_news)):
                 self.nudge()
 
-    def _show(self, most: int = -1) -> float | None:
+    def _show(self, most: int = -1, returns: int = 0) -> float | None:
         """Shows whether a call would not wait; returns when to acknowledge what was taken. Listens
         for that, as `_listen` says."""
         ack_at = self._acknowledge()
         self._listen(most)
-        self._watch.show(self._is_ready())  # type: ignore[union-attr]  # this end is watched
+        self._watch.show(self._is_ready(returns))  # type: ignore[union-attr]  # this end is watched
         return ack_at
 
     def _acknowledge(self) -> float | None:
@@ -416,19 +462,25 @@ class NetworkReader(NetworkEnd):
         except MemoryError:  # the next call raises it
             self._lacks_memory = True
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, returns: int = 0) -> bool:
         session = self.session
         if session.is_behind:
             return False  # that is for the ring to say
         is_kept = self._kept is not None and self.guard.thread == 0  # else it is being returned
         has_ended = session.is_ended or session.failure is not None
-        has_more = bool(session.inbox) or is_kept or self._lacks_memory
+        is_ahead = len(self._ahead) - self._ahead_at > returns
+        has_more = bool(session.inbox) or is_kept or is_ahead or self._lacks_memory
         return has_more or has_ended or session.death(self._ran_at) is not None
 
     def statistics(self) -> QueueStatistics:
         """Lists this reader only: it knows nothing of the others."""
-        self.check()
         taken = self.session
+        with self.locked() as is_free:
+            if is_free:
+                self._take_ahead()
+            sizes = self._ahead_bytes[max(0, self._ahead_at - 1) :]  # taken, but not returned
+            if self._untaken:
+                sizes = []
         own = ReaderStatistics(
             self.rank, os.getpid(), "running", 0, taken.last_progress, False, 0, None
         )
@@ -436,8 +488,8 @@ class NetworkReader(NetworkEnd):
             "reader",
             self.rank,
             os.getpid(),
-            taken.taken - taken.first,
-            taken.bytes,
+            taken.taken - taken.first - len(sizes),
+            taken.bytes - sum(sizes),
             self._waits,
             0,
             (own,),

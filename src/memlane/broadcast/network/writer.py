@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
@@ -13,7 +14,7 @@ from memlane._base.diagnosis import VLLM_WORDS, blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
-from memlane._native import Encoder
+from memlane._native import Encoder, FrameBatch
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
 from memlane.broadcast.local import NOW, LocalWriter
@@ -21,7 +22,7 @@ from memlane.broadcast.network import endpoint
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger, timed_out
 from memlane.broadcast.network.keys import Keys
 from memlane.broadcast.network.transport import Listening, begin_lending, end_lending
-from memlane.broadcast.protocol.frames import PIECE, Kind
+from memlane.broadcast.protocol.frames import PIECE, SMALL, Kind, whole_header
 from memlane.broadcast.protocol.outbox import Piece, piece_of, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.starting import Starting
@@ -114,11 +115,13 @@ class NetworkWriter(NetworkEnd):
                 self.keys.ticket_of_token,
             )
             self.transport = Listening(self._context, self.keys, n_remote, host, options)
+            header = whole_header(self.session.epoch, 0, 0, 0)
+            self._batch = FrameBatch(codec, header, SMALL)
             begin_lending()
             self._lends = True
             self._call_poller = self._poller(self.transport.news)
             quiet, news, arrivals = (
-                (*self.transport.quiet, self._nudge),
+                (*self.transport.quiet, self._nudge, self._batch.fileno()),
                 self.transport.news,
                 self.transport.arrivals,
             )
@@ -149,6 +152,10 @@ class NetworkWriter(NetworkEnd):
 
     def send(self, obj: Any, timeout: float | None) -> None:
         deadline = NEVER if timeout is None else Deadline(timeout)
+        if (is_due := self._batch.put(obj)) is not None:
+            if is_due:
+                self._send_batch()
+            return
         encoder = self._encoder
         with self.guard:
             self._begin()
@@ -214,12 +221,15 @@ class NetworkWriter(NetworkEnd):
         return True
 
     def _begin(self) -> None:
-        """Begins a call that sends."""
-        if self._was_interrupted or self._stages:
-            with self.lock:
+        """Begins a call that sends. Until it has ended, nothing else gets a sequence."""
+        with self.lock:  # or another thread might be about to open the batch
+            has_batch = self._batch.shut()
+            if self._was_interrupted or self._stages:
                 self._was_interrupted = True  # a signal handler may raise before _recover() is over
                 self._stages = False
-            self._recover()
+                self._recover()
+            elif has_batch:
+                self._flush()
 
     def _stage(self, pieces: Sequence[Piece], size: int) -> None:
         """The next message, before the ring gets it."""
@@ -234,7 +244,7 @@ class NetworkWriter(NetworkEnd):
             size = self.session.publish()
             self._flush()
             self._was_interrupted = self._stages = False
-            self._settle(size)
+            self._settle(1, size)
 
     def _publish_alone(self, size: int) -> None:
         """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
@@ -244,7 +254,31 @@ class NetworkWriter(NetworkEnd):
             self._was_interrupted = True
             self._send(session.publish_alone(piece, size))
             self._was_interrupted = False
-            self._settle(size)
+            self._settle(1, size)
+
+    def _send_batch(self) -> None:
+        """Hands the messages that wait for each other over. Beside another call, that goes on."""
+        try:
+            with self.lock:
+                if not self._closed:
+                    self._recover()
+                    self._flush()
+                    self._settle(0, 0)
+        finally:
+            if self._was_closed_here:  # by a signal handler
+                self._close()
+
+    def _take_batch(self) -> None:
+        """Makes the messages that wait for each other the newest, with the lock held. What a
+        signal handler interrupts can be called again."""
+        batch = self._batch
+        if batch.shut():
+            count, size = batch.count, batch.nbytes
+            self.session.append_batch(batch.first, batch.frame(), size, count)
+            self._credit -= count
+            self._room -= size
+            self._unheard += size
+            batch.clear()
 
     def _recover(self) -> None:
         """Recovers if a signal handler has raised while a message was sent or frames were read."""
@@ -262,10 +296,10 @@ class NetworkWriter(NetworkEnd):
                 self._flush()
                 self._was_interrupted = False
 
-    def _settle(self, size: int) -> None:
-        """Accounts for a sent message. Readers' frames can wait until room is short, unless the
+    def _settle(self, count: int, size: int) -> None:
+        """Accounts for sent messages. Readers' frames can wait until room is short, unless the
         thread sleeps: sending may have consumed the signal that it sleeps for."""
-        self._credit -= 1
+        self._credit -= count
         self._room -= size
         self._unheard += size
         is_recent = self._unheard < UNHEARD and time.monotonic() - self._served_at < RECENT / 2
@@ -278,6 +312,10 @@ class NetworkWriter(NetworkEnd):
             self._credit, self._room = self.session.room()
             if not self._has_told:
                 self._note_desertion(self._served_at)
+        is_free = self.guard.thread in (0, threading.get_ident())
+        if self._local is None and is_free and not self._closing:
+            room = min(self._room, UNHEARD - self._unheard)
+            self._batch.open(self.session.next, self._credit, room)
 
     def _note_desertion(self, now: float) -> None:
         """Logs once that nobody reads any more. Only after a second, because a writer may be about
@@ -301,7 +339,9 @@ class NetworkWriter(NetworkEnd):
         """Sends what is due. A frame whose sending was interrupted is sent again."""
         session = self.session
         before, self._was_interrupted = self._was_interrupted, True
+        self._take_batch()
         self._send(session.frames_due())
+        self._batch.rest()
         while session.unwanted:
             self.transport.shut(session.unwanted[0])
             session.unwanted.popleft()
@@ -320,6 +360,7 @@ class NetworkWriter(NetworkEnd):
     def _hear(self) -> None:
         """Reads and answers the frames that readers have sent, with the lock held."""
         self._recover()
+        self._take_batch()  # a reader that comes late gets what is sent from now on
         self._was_interrupted = self._is_receiving = True
         session, now = self.session, time.monotonic()
         for route, frame, place, connection in self.transport.hear():
@@ -617,6 +658,7 @@ class NetworkWriter(NetworkEnd):
                 self._local.release_reader(rank)
             return
         with self.guard, self.lock:
+            self._flush()
             self.session.release(rank, time.monotonic())
             self._look_again()
 
@@ -636,6 +678,8 @@ class NetworkWriter(NetworkEnd):
 
     def _drain(self) -> float:
         """Waits until every reader has confirmed END, as long as any of them makes progress."""
+        with self.lock:  # from now on nobody opens the batch
+            self._take_batch()
         session, started = self.session, time.monotonic()
         moved = int(_MOVED * max(1.0, self.options.liveness))
         session.end(started)
@@ -671,6 +715,7 @@ class NetworkWriter(NetworkEnd):
         super()._free(linger)
         if self._lends:
             self._lends = False
+            self._batch.close()
             end_lending()
 
 

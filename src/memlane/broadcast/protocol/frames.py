@@ -15,9 +15,10 @@ Every frame begins with a header, little-endian:
     32      8      offset of the piece in the message
     40      8      bytes of the message
 
-The payload of a message of at most `SMALL` bytes follows in the same ZeroMQ part. A larger message
-is sent in pieces of at most `PIECE` bytes, so that libzmq encrypts one while its peer decrypts the
-previous one; the payload of a piece is a second part, so that it can be sent without a copy.
+The payload of a message of at most `SMALL` bytes follows in the same ZeroMQ part, and behind it may
+be the next such messages, each with its header. A larger message is sent in pieces of at most
+`PIECE` bytes, so that libzmq encrypts one while its peer decrypts the previous one; the payload of
+a piece is a second part, so that it can be sent without a copy.
 All other frames are control frames, whose body, if any, is MessagePack.
 """
 
@@ -30,7 +31,7 @@ from typing import Annotated, Any, NamedTuple
 from memlane._base.msgspec import msgspec
 from memlane.errors import CorruptMessage
 
-VERSION = 5
+VERSION = 6
 SMALL = 8 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
@@ -118,9 +119,18 @@ def header_of(part: bytes | memoryview) -> Header:
     return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
 
 
-QUICK = Struct("<5sBHQQIIQQ")
-"""A header with its first five bytes as one field, which equals `MESSAGE` for a message."""
-MESSAGE = _MAGIC + bytes((VERSION, What.MESSAGE))
+def messages_of(part: bytes) -> list[tuple[Header, memoryview]]:
+    """The small messages of a frame, each with its header; CorruptMessage if it has other bytes."""
+    found: list[tuple[Header, memoryview]] = []
+    rest = memoryview(part)
+    while rest:
+        header = header_of(rest)
+        end = HEADER_BYTES + header.total
+        if header.what != What.MESSAGE or header.pieces != 1 or end > len(rest):
+            raise CorruptMessage(f"a frame has bytes of no message after {len(found)} messages")
+        found.append((header, rest[HEADER_BYTES:end]))
+        rest = rest[end:]
+    return found
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]

@@ -6,7 +6,9 @@ as a whole, so that an interruption in between leaves nothing half done.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from memlane.broadcast.protocol.frames import (
@@ -32,12 +34,22 @@ the header in the same bytes."""
 
 
 class Message(NamedTuple):
-    """One message as it is sent; its memory is private, and shared by all its readers."""
+    """One message as it is sent, or several that share a frame; the memory is private, and shared
+    by all readers."""
 
-    sequence: int
+    sequence: int  # of the first
     size: int
-    end: int  # bytes of all messages up to and including this one
+    end: int  # bytes of all messages up to and including these
     pieces: Sequence[Piece]
+    messages: int = 1
+
+    @property
+    def next(self) -> int:
+        """The sequence after the last."""
+        return self.sequence + self.messages
+
+
+_sequence = attrgetter("sequence")
 
 
 def piece_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> Piece:
@@ -87,7 +99,13 @@ class Outbox:
     @property
     def first(self) -> int:
         """The oldest that is still here."""
-        return self.next - len(self._messages)
+        return self._messages[0].sequence if self._messages else self.next
+
+    def _at(self, sequence: int) -> Message:
+        """That message, or the frame that it is in; of those before the oldest, the oldest."""
+        if sequence >= self._messages[-1].sequence:
+            return self._messages[-1]
+        return self._messages[max(0, bisect_right(self._messages, sequence, key=_sequence) - 1)]
 
     # Messages ---------------------------------------------------------------------------------
 
@@ -104,11 +122,12 @@ class Outbox:
         self.next, self.bytes, self.staged = message.sequence + 1, message.end, None
         self._messages.append(message)
 
-    def append(self, piece: Piece, size: int) -> None:
-        """Makes a message in one piece the newest; there is no ring that must have it first."""
+    def append(self, piece: Piece, size: int, count: int = 1) -> None:
+        """Makes a message in one piece the newest, or `count` that share a frame; there is no ring
+        that must have it first."""
         sequence, end = self.next, self.bytes + size
-        message = Message(sequence, size, end, (piece,))
-        self.next, self.bytes = sequence + 1, end  # and no call in between, as in `commit`
+        message = Message(sequence, size, end, (piece,), count)
+        self.next, self.bytes = sequence + count, end  # and no call in between, as in `commit`
         self._messages.append(message)
 
     def settle(self, mark: int) -> None:
@@ -124,22 +143,22 @@ class Outbox:
         sequence, piece = peer.cursor
         if peer.link is not Link.STREAMING or not self.first <= sequence < self.next:
             return None
-        pieces = self._messages[sequence - self.first].pieces
-        is_last = piece + 1 == len(pieces)
-        return pieces[piece], (sequence + 1, 0) if is_last else (sequence, piece + 1)
+        message = self._at(sequence)
+        is_last = piece + 1 == len(message.pieces)
+        return message.pieces[piece], (message.next, 0) if is_last else (sequence, piece + 1)
 
     def can_resume_at(self, sequence: int, piece: int) -> bool:
         """Whether a stream can begin there: at a frame still here, or with the next message."""
         if sequence == self.next:
             return piece == 0
         is_here = self.first <= sequence < self.next
-        return is_here and piece < len(self._messages[sequence - self.first].pieces)
+        return is_here and piece < len(self._at(sequence).pieces)
 
     def end_of(self, sequence: int) -> int:
-        """Bytes of all messages before `sequence`."""
+        """Bytes of all messages before `sequence`; within a frame, of those before the frame."""
         if sequence >= self.next or not self._messages:
             return self.bytes
-        message = self._messages[max(0, sequence - self.first)]
+        message = self._at(sequence)
         return message.end - message.size
 
     def bytes_between(self, begin: Cursor, end: Cursor) -> int:
@@ -150,7 +169,7 @@ class Outbox:
     def drop_taken(self) -> None:
         """Drops the messages that every reader has taken."""
         taken = min((p.taken for p in self._peers if p.is_waited_for), default=self.next)
-        for _ in range(taken - self.first):
+        while self._messages and self._messages[0].next <= taken:
             self._messages.popleft()
 
     # Windows ----------------------------------------------------------------------------------

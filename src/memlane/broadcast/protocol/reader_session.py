@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from memlane._native import messages_in
 from memlane.broadcast.protocol.connection_state import ConnectionState
 from memlane.broadcast.protocol.frames import (
-    HEADER_BYTES,
-    MESSAGE,
-    QUICK,
     Absent,
     Header,
     Hello,
+    Kind,
     Refused,
     Report,
     ReportRow,
@@ -27,6 +26,8 @@ from memlane.broadcast.protocol.frames import (
     body_of,
     control,
     header_of,
+    messages_of,
+    whole_header,
 )
 from memlane.broadcast.protocol.message import Assembly, Message
 from memlane.broadcast.protocol.states import STREAM, Stream, StreamEvent
@@ -50,6 +51,8 @@ REPEAT = 1.0
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 _ROWS = 64  # of a REPORT that fits a reader's frame
 _STREAMS = (Stream.OWN, Stream.RELAY)
+_MESSAGE = bytes((What.MESSAGE,))
+_SMALL = (Kind.BYTES, Kind.PLAIN)
 _WELCOME = (*_STREAMS, Stream.ASKING)
 
 
@@ -89,6 +92,7 @@ class ReaderSession(ConnectionState):
         self.out: deque[bytes] = deque()
         self.inbox: deque[Message] = deque()
         self.epoch = 0  # of the writer, once it is known
+        self._header = b""  # of its messages
         self.first = 0  # the message that the stream began with
         self.wanted: Cursor = (0, 0)
         self._assembly: Assembly | None = None
@@ -198,6 +202,29 @@ class ReaderSession(ConnectionState):
             self.acknowledge()
         return message
 
+    def takeable(self) -> list[Message]:
+        """Small messages, in one piece, that can be taken before an acknowledgement is due."""
+        found, nbytes = [], self.bytes
+        for message in self.inbox:
+            sequence, kind, memory = message
+            nbytes += len(memory)
+            is_due = sequence + 1 >= self._ack_at or nbytes >= self._ack_at_bytes
+            if is_due or kind not in _SMALL or type(memory) is not bytes:
+                break
+            found.append(message)
+        return found
+
+    def take_before(self, end: int, now: float) -> None:
+        """Takes all messages before that sequence. What a signal handler interrupts can be called
+        again."""
+        inbox = self.inbox
+        while inbox and inbox[0].sequence < end:
+            sequence, _, memory = inbox[0]
+            nbytes = self.bytes + len(memory)
+            self.taken, self.bytes = sequence + 1, nbytes  # and no call before the next one
+            inbox.popleft()
+        self.last_progress = now
+
     def is_next(self, message: Message) -> bool:
         """Has that message not been taken?"""
         return bool(self.inbox) and self.inbox[0].sequence == message.sequence
@@ -229,20 +256,22 @@ class ReaderSession(ConnectionState):
     # Receiving --------------------------------------------------------------------------------
 
     def receive_whole(self, part: bytes) -> bool:
-        """Fast path of `receive` for the next message if `part` contains all of it, as is the case
-        for most. False for any other frame, and nothing is changed."""
-        if len(part) <= HEADER_BYTES:
+        """Fast path of `receive` for the next messages if `part` contains all of them, as is the
+        case for most. False for any other frame, and nothing is changed."""
+        sequence, piece = self.wanted
+        if piece or not self._is_streaming or part[4:5] != _MESSAGE:
             return False
-        begin, kind, _, epoch, sequence, _, _, _, total = QUICK.unpack_from(part)
-        if (
-            begin != MESSAGE
-            or epoch != self.epoch
-            or len(part) != HEADER_BYTES + total
-            or self.wanted != (sequence, 0)
-            or not self._is_streaming
-        ):
+        messages = messages_in(part, self._header, sequence, Message)
+        if messages is None:
             return False
-        self._accept(Message(sequence, kind, part[HEADER_BYTES:]))
+        # A signal handler can raise only after a call, so either all of this happens or none.
+        end = sequence + len(messages)
+        self.wanted, self._assembly = (end, 0), None
+        try:
+            self.inbox.extend(messages)
+        except MemoryError:
+            self.wanted = (self.inbox[-1].sequence + 1 if self.inbox else sequence, 0)
+            raise
         return True
 
     def _accept(self, message: Message) -> None:
@@ -281,9 +310,11 @@ class ReaderSession(ConnectionState):
         elif header.epoch != self.epoch:
             raise CorruptMessage(f"a frame from another writer arrived (epoch {header.epoch:x})")
         elif header.what == What.MESSAGE:
-            self._take_piece(
-                header, memoryview(part)[HEADER_BYTES:] if payload is None else payload
-            )
+            pieces = messages_of(part) if payload is None else [(header, payload)]
+            if any(each.epoch != self.epoch for each, _ in pieces):
+                raise CorruptMessage("a frame has messages of another writer")
+            for piece in pieces:
+                self._take_piece(*piece)
         elif header.what == What.READY:
             self.is_ready = True
         elif header.what == What.ABSENT:
@@ -317,6 +348,7 @@ class ReaderSession(ConnectionState):
         self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
         self._ack_at = self._ack_at_bytes = 0
         self.epoch, self._greet_at = header.epoch, None
+        self._header = whole_header(self.epoch, 0, 0, 0)
         self._turn(event)
 
     def _be_refused(self, refused: Refused, now: float) -> None:

@@ -139,6 +139,11 @@ class WriterSession:
                 due.append((peer.route, piece, peer, after))
         return due
 
+    def append_batch(self, first: int, frame: bytes, size: int, count: int) -> None:
+        """Makes `count` small messages that share a frame the newest, unless they are already."""
+        if first == self._outbox.next:
+            self._outbox.append((frame,), size, count)
+
     def frames_due(self) -> Iterator[Due]:
         """What is due, until it is `sent`. A frame whose sending was interrupted comes again."""
         if self._has_taken:
