@@ -41,6 +41,10 @@ class Floor:
         """p50 from a paced writer to readers that sleep on one futex, over all readers."""
         return statistics.median(self._run("futex", readers, messages)) / 1e3
 
+    def futex_ns(self, readers: int, messages: int) -> list[float]:
+        """The same times, one by one: those of the first reader, then those of the next."""
+        return self._run("futex", readers, messages)
+
     def spin_us(self) -> float:
         """Round trip between two processes that spin."""
         return self._run("spin", SPIN_ROUNDS)[0] / 1e3

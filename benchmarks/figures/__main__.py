@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import needs
 from benchmarks.command import RESULTS, say
-from benchmarks.figures import deaths, engine, idle, leftovers, policies, sizes, tail
+from benchmarks.figures import deaths, engine, growth, idle, leftovers, policies, sizes, tail
 from benchmarks.machine import describe
 from benchmarks.report import load_warning
 
@@ -22,6 +22,7 @@ MEASURE: dict[str, Callable[[], dict[str, Any]]] = {
     "leftovers": leftovers.measure,
     "tail": tail.measure,
     "sizes": sizes.measure,
+    "growth": growth.measure,
     "engine": engine.measure,
     "policies": policies.measure,
 }

@@ -180,6 +180,44 @@ def sizes(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     _legend(both[0], look, "outside right upper")
 
 
+def growth(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+    ours, wake = MEMLANE["memlane"][look.index], OTHERS[4][look.index]
+    of_readers, of_queues, of_sizes = figure.subplots(1, 3)
+    for axes, name, lines in (
+        (of_readers, "readers", {"call": "the writer's call", "last": "until the last has it"}),
+        (of_sizes, "sizes", {"call": "the writer's call", "last": "until the reader has it"}),
+    ):
+        at = np.array([int(each) for each in raw[name]])
+        for (measure, label), style in zip(lines.items(), (":", "-"), strict=True):
+            values = [row[measure] for row in raw[name].values()]
+            axes.plot(at, values, style, color=ours, label=label, linewidth=2.2)
+        axes.set_yscale("log")
+    at = np.array([int(each) for each in raw["readers"]])
+    waking = [row["wake"] for row in raw["readers"].values()]
+    of_readers.plot(at, waking, "--", color=wake, label="one futex wake")
+    at = np.array([int(each) for each in raw["queues"]])
+    for (measure, label), style in zip(
+        {"memory": "MiB", "descriptors": "descriptors", "cpu": "% of a core"}.items(),
+        ("-", "--", ":"),
+        strict=True,
+    ):
+        of_queues.plot(
+            at, [row[measure] for row in raw["queues"].values()], style, color=ours, label=label
+        )
+    of_queues.set_xscale("log")
+    of_queues.set_yscale("log")
+    of_readers.set_xscale("log", base=2)
+    of_readers.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
+    of_sizes.set_xscale("log", base=2)
+    of_sizes.set_xticks([1, 2**10, 2**20, 2**30], ["1 B", "1 KiB", "1 MiB", "1 GiB"])
+    _label(of_readers, "readers", "us, a 225-byte dict")
+    _label(of_queues, "idle queues in one process", "")
+    _label(of_sizes, "size of a message", "us")
+    for axes in (of_readers, of_queues, of_sizes):
+        axes.legend(fontsize=8, framealpha=0.8, facecolor=look.paper)
+    _title(figure, "How cost grows")
+
+
 _OF_ENGINE = {
     "tokens_per_s": "tokens/s, 20 prompts",
     "steps_per_s": "steps/s, one sequence",
@@ -236,10 +274,11 @@ FIGURES: dict[str, Callable[[dict[str, Any], Figure, Look], None]] = {
     "leftovers": leftovers,
     "tail": tail,
     "sizes": sizes,
+    "growth": growth,
     "engine": engine,
     "policies": policies,
 }
-WIDE = ("sizes", "engine", "policies")
+WIDE = ("sizes", "growth", "engine", "policies")
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

@@ -5,7 +5,10 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import Any, Self
+
+from tests.support.waiting import until
 
 
 def free_port() -> int:
@@ -13,6 +16,13 @@ def free_port() -> int:
         own.bind(("127.0.0.1", 0))
         port: int = own.getsockname()[1]
         return port
+
+
+def _is_stopped(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return True
 
 
 class Server:
@@ -44,7 +54,9 @@ class Server:
         raise TimeoutError(f"{self._process.args!r} does not listen")
 
     def stop(self) -> None:
+        """Returns once every thread has stopped: until then the server may answer."""
         os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: all(map(_is_stopped, Path(f"/proc/{self.pid}/task").iterdir())), "stopped")
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
