@@ -1,7 +1,7 @@
 """How cost grows: with the readers of a queue, the queues of a process, the size of a message.
 
-A message to readers that sleep, one every few milliseconds: the writer's call, and until the last
-of the readers has it, beside one futex wake of as many sleeping processes. Queues are idle, and
+A message to readers that sleep, some milliseconds after all had the one before: the writer's call,
+and until the last of the readers has it, beside one futex wake of as many. Queues are idle, and
 both their ends are in one process; every reader is watched, as by an event loop. Sizes are bytes
 objects to one reader.
 """
@@ -60,7 +60,9 @@ def _send(readers: int, message: object, count: int, **options: Any) -> dict[str
         queue.wait_until_ready(60)
         begun, called = [], []
         for _ in range(count):
-            time.sleep(PAUSE * max(1, readers / 8))
+            time.sleep(PAUSE)
+            while any(reader.behind for reader in queue.statistics().readers):
+                time.sleep(PAUSE)
             begun.append(time.monotonic_ns())
             queue.enqueue(message, 60)
             called.append(time.monotonic_ns())

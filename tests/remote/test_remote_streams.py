@@ -1,5 +1,6 @@
 """Small messages back to back, which share frames: each arrives once and in order, none late."""
 
+import dis
 import os
 import random
 import select
@@ -23,6 +24,7 @@ from memlane import (
     TimedOut,
     WrongProcess,
 )
+from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.transport import Listening
 from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
 from tests.support.proxies import cutting
@@ -383,6 +385,16 @@ def test_a_handler_that_closes() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
             assert reading.result() in (sent, sent + 1)
+
+
+def test_nothing_comes_between_a_message_and_its_return() -> None:
+    """Threads change, and handlers run, at calls and backward jumps only."""
+    steps = [*dis.get_instructions(NetworkReader.receive_by)]
+    first = next(at for at, step in enumerate(steps) if step.argval == "_ahead_at")
+    last = next(at for at, step in enumerate(steps) if at > first and "RETURN" in step.opname)
+    names = [step.opname for step in steps[first:last]]
+    assert names.count("STORE_ATTR") == 2
+    assert not [name for name in names if "CALL" in name or "BACKWARD" in name]
 
 
 def test_threads_and_a_handler_read() -> None:
