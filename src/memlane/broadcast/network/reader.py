@@ -199,6 +199,7 @@ class NetworkReader(NetworkEnd):
         if this is interrupted or another thread comes between."""
         with self.guard:
             was_awaited, self._is_awaited = self._is_awaited, False
+            self._is_shown = False
             try:
                 if self._ahead_at == self._ahead_end:
                     self._decode(deadline, cancel)
