@@ -446,6 +446,43 @@ def test_threads_and_a_handler_read() -> None:
             assert mine == sorted(mine)
 
 
+def test_what_a_handler_raises_is_not_taken_for_a_fault_of_a_message() -> None:
+    """It reaches the application, and no message is lost: they run no code that could raise it."""
+    raised = caught = number = 0
+    is_armed = False
+
+    def give_up(*_: object) -> None:
+        nonlocal raised, is_armed
+        if is_armed:
+            is_armed = False
+            raised += 1
+            raise TimeoutError
+
+    with remote_writer(1) as writer:
+        reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        writing = Aside(lambda: [writer.enqueue({"n": n}, PATIENCE) for n in range(4 * MANY)])
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, 7e-4, 7e-4)
+        try:
+            while number < 4 * MANY:
+                try:
+                    is_armed = True
+                    came = reader.dequeue(PATIENCE)["n"]
+                    is_armed = False
+                except TimeoutError:
+                    caught += 1
+                else:
+                    number = came + 1
+        finally:
+            is_armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            reader.close()
+        writing.result()
+    assert (raised, caught) == (raised, raised)
+    assert raised > 20
+
+
 def test_two_threads_send() -> None:
     """Who is refused is told so; everything else arrives once."""
     sent: list[list[bytes]] = [[], []]

@@ -133,9 +133,13 @@ class Connection:
 
     def _info(self) -> bytes | None:
         """`struct tcp_info`; None if libzmq has closed it."""
-        with suppress(OSError), self._spare.of(self.descriptor, self._inode) as it:
-            return it.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        return None
+        try:
+            with self._spare.of(self.descriptor, self._inode) as it:
+                return it.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except OSError as error:
+            if error.errno is None:  # a signal handler's, such as a plain TimeoutError
+                raise
+            return None
 
     @property
     def is_open(self) -> bool:

@@ -185,14 +185,18 @@ class NetworkReader(NetworkEnd):
         if cancel is not None and not hasattr(cancel, "is_set"):
             raise InvalidType("cancel must be a threading.Event or None")
         while True:
-            if self._generation == fork_generation() and not self._closing:
-                # No call from here on: neither another thread nor a signal handler comes between.
-                at, ahead = self._ahead_at, self._ahead
-                if at < self._ahead_end and (self._watch is None or self._is_shown):
-                    value, ahead[at] = ahead[at], None
-                    self._ahead_at, self._is_shown = at + 1, False
-                    return value
-            self._get_ahead(deadline, cancel)
+            try:
+                if self._generation == fork_generation() and not self._closing:
+                    # No call from here on: neither another thread nor a handler comes between.
+                    at, ahead = self._ahead_at, self._ahead
+                    if at < self._ahead_end and (self._watch is None or self._is_shown):
+                        value, ahead[at] = ahead[at], None
+                        self._ahead_at, self._is_shown = at + 1, False
+                        return value
+                self._get_ahead(deadline, cancel)
+            except BaseException:
+                self._is_shown = False  # nobody returns it
+                raise
 
     def _get_ahead(self, deadline: Deadline, cancel: threading.Event | None) -> None:
         """Waits for a message that can be returned, unless there is one; others may be ahead of it,
@@ -227,19 +231,30 @@ class NetworkReader(NetworkEnd):
             more: list[Message] = []
             if self._watch is None:  # which would have to be shown them
                 more = self.session.takeable()
-            plain, values = self._codec.decode_plain, [value]
-            try:
-                for message in more:
-                    _, kind, memory = message
-                    values.append(memory if kind == Kind.BYTES else plain(memory))  # type: ignore[arg-type]
-            except Exception:  # raised by the call that takes it
-                del more[len(values) - 1 :]
+            values, failed = [value], None
+            for message in more:
+                try:
+                    values.append(self._small(message))
+                except Exception as error:
+                    failed, more = error, more[: len(values) - 1]
+                    break
             sizes = [len(message.memory) for message in more]
             count, end = len(values), more[-1].sequence + 1 if more else 0
             # Together, with no call in between: a signal handler may raise after a call.
             self._ahead, self._ahead_at, self._ahead_end = values, 0, count
             self._ahead_bytes, self._untaken, self._kept = sizes, end, None
             self._take_ahead()
+        if failed is not None and not isinstance(failed, MemoryError):
+            with suppress(Exception):  # it is at fault again: the call that takes it raises that
+                self._small(message)
+                raised, failed = failed, None  # by a signal's handler
+            if failed is None:
+                raise raised
+
+    def _small(self, message: Message) -> Any:
+        """Decodes one that `takeable` gives; runs no code of the application."""
+        _, kind, memory = message
+        return memory if kind == Kind.BYTES else self._codec.decode_plain(memory)  # type: ignore[arg-type]
 
     def _take_ahead(self) -> None:
         """With the lock held."""
@@ -482,6 +497,8 @@ class NetworkReader(NetworkEnd):
             sizes = self._ahead_bytes[max(0, self._ahead_at - 1) :]  # taken, but not returned
             if self._untaken:
                 sizes = []
+            messages = taken.taken - taken.first - len(sizes)
+            nbytes = taken.bytes - sum(sizes)
         own = ReaderStatistics(
             self.rank, os.getpid(), "running", 0, taken.last_progress, False, 0, None
         )
@@ -489,8 +506,8 @@ class NetworkReader(NetworkEnd):
             "reader",
             self.rank,
             os.getpid(),
-            taken.taken - taken.first - len(sizes),
-            taken.bytes - sum(sizes),
+            messages,
+            nbytes,
             self._waits,
             0,
             (own,),
