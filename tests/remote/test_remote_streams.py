@@ -24,6 +24,7 @@ from memlane import (
     TimedOut,
     WrongProcess,
 )
+from memlane.broadcast.network import reader as reading
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.transport import Listening
 from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
@@ -246,6 +247,24 @@ def test_an_awaited_reader_is_told_of_all() -> None:
             assert select.select([descriptor], [], [], PATIENCE)[0]
             assert reader.dequeue(0) == b"stream"
         assert not select.select([descriptor], [], [], 0)[0]
+
+
+def test_a_message_that_is_being_returned_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the call returns it, while memlane's thread looks."""
+    generation = reading.fork_generation
+
+    def late() -> int:
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(2e-3)
+        return generation()
+
+    with remote_queue(1) as (writer, (reader,)):
+        descriptor = reader.fileno()
+        monkeypatch.setattr(reading, "fork_generation", late)
+        for _ in range(100):
+            writer.enqueue(b"one", PATIENCE)
+            assert reader.dequeue(PATIENCE) == b"one"
+            assert not select.select([descriptor], [], [], 0)[0]
 
 
 def test_a_forked_child_neither_sends_nor_reads() -> None:

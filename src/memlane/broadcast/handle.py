@@ -12,7 +12,8 @@ from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
-# whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file.
+# whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
+# 7 frames of several messages.
 FORMAT_VERSION = 7
 
 

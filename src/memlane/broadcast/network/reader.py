@@ -203,7 +203,6 @@ class NetworkReader(NetworkEnd):
         if this is interrupted or another thread comes between."""
         with self.guard:
             was_awaited, self._is_awaited = self._is_awaited, False
-            self._is_shown = False
             try:
                 if self._ahead_at == self._ahead_end:
                     self._decode(deadline, cancel)
@@ -231,25 +230,32 @@ class NetworkReader(NetworkEnd):
             more: list[Message] = []
             if self._watch is None:  # which would have to be shown them
                 more = self.session.takeable()
-            values, failed = [value], None
-            for message in more:
-                try:
-                    values.append(self._small(message))
-                except Exception as error:
-                    failed, more = error, more[: len(values) - 1]
-                    break
+            values = [value]
+            raised = self._decode_more(values, more)
+            del more[len(values) - 1 :]
             sizes = [len(message.memory) for message in more]
             count, end = len(values), more[-1].sequence + 1 if more else 0
             # Together, with no call in between: a signal handler may raise after a call.
             self._ahead, self._ahead_at, self._ahead_end = values, 0, count
             self._ahead_bytes, self._untaken, self._kept = sizes, end, None
             self._take_ahead()
-        if failed is not None and not isinstance(failed, MemoryError):
-            with suppress(Exception):  # it is at fault again: the call that takes it raises that
-                self._small(message)
-                raised, failed = failed, None  # by a signal's handler
-            if failed is None:
-                raise raised
+        if raised is not None:
+            raise raised
+
+    def _decode_more(self, values: list[Any], messages: list[Message]) -> Exception | None:
+        """Adds their values, up to a message that is broken: the call that takes it says so.
+        Returns what a signal handler has raised meanwhile."""
+        for message in messages:
+            try:
+                values.append(self._small(message))
+            except MemoryError:
+                return None
+            except Exception as error:
+                with suppress(Exception):
+                    self._small(message)
+                    return error
+                return None
+        return None
 
     def _small(self, message: Message) -> Any:
         """Decodes one that `takeable` gives; runs no code of the application."""
@@ -482,9 +488,10 @@ class NetworkReader(NetworkEnd):
         session = self.session
         if session.is_behind:
             return False  # that is for the ring to say
-        is_kept = self._kept is not None and self.guard.thread == 0  # else it is being returned
+        # Within a call it is being decoded, unless that was interrupted.
+        is_kept = self._kept is not None and (returns > 0 or self.guard.thread == 0)
         has_ended = session.is_ended or session.failure is not None
-        is_ahead = len(self._ahead) - self._ahead_at > returns
+        is_ahead = self._ahead_end - self._ahead_at > max(returns, self._is_shown)
         has_more = bool(session.inbox) or is_kept or is_ahead or self._lacks_memory
         return has_more or has_ended or session.death(self._ran_at) is not None
 
