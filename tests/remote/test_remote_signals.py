@@ -2,21 +2,22 @@
 
 import random
 import signal
-from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
-from memlane import Closed, Handle, MessageQueue
+from memlane import Closed, MessageQueue
 from memlane.broadcast.network import transport as reading
 from memlane.broadcast.protocol.frames import What, header_of
-from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
+from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, alarms, start, until
 from tests.support.queues import start_reader
-from tests.support.remote_queues import remote_writer
+from tests.support.remote_queues import reading_all, remote_writer
 
 MANY = 150
 SMALL = [0, 0, 100, 8000]  # pyzmq's collector of lent memory does not bear such handlers
 SIZES = [*SMALL, 20_000]
+number_of = itemgetter(0)
 
 
 def write_interrupted(link: Link, seed: int, n_local: int) -> list[int]:
@@ -42,25 +43,6 @@ def write_interrupted(link: Link, seed: int, n_local: int) -> list[int]:
     return sent
 
 
-def read_all(link: Link, handle: Handle, rank: int, longest: float) -> Any:
-    """Role: reads to the end, interrupted after so many seconds at most (0: never); returns what
-    came, and how many calls were interrupted."""
-    dice = random.Random(rank)
-    got, count = [], 0
-    with MessageQueue.create_from_handle(handle, rank) as reader:
-        link.tell("attached")
-        while True:
-            try:
-                with alarm_after(dice.uniform(1e-6, longest)) if longest else nullcontext():
-                    message = reader.dequeue(PATIENCE)
-            except Alarm:
-                count += 1
-            except Closed:
-                return got, count
-            else:
-                got.append(message[0])
-
-
 @pytest.mark.parametrize("n_local", [0, 1], ids=["remote", "mixed"])
 def test_a_writer_is_interrupted_anywhere(n_local: int) -> None:
     """What enqueue returned for is read by all, once and in order; what it raised for by all of
@@ -69,7 +51,9 @@ def test_a_writer_is_interrupted_anywhere(n_local: int) -> None:
     Mixed, it fails without the guard: the ring had got what was not committed for the network.
     """
     writer = start(write_interrupted, 1, n_local)
-    readers = [start(read_all, handle, rank, 0.0) for rank, handle in enumerate(writer.hear())]
+    readers = [
+        start(reading_all, handle, rank, number_of) for rank, handle in enumerate(writer.hear())
+    ]
     for reader in readers:
         assert reader.hear() == "attached"
     sent = writer.result()
@@ -82,7 +66,7 @@ def test_a_writer_is_interrupted_anywhere(n_local: int) -> None:
 def test_a_reader_is_interrupted_anywhere() -> None:
     """It gets everything, once and in order, but what a call had taken that was interrupted."""
     with remote_writer(1, remote_window=16) as writer:
-        reader = start(read_all, writer.export_handle(0), 0, 4e-4)
+        reader = start(reading_all, writer.export_handle(0), 0, number_of, 4e-4)
         assert reader.hear() == "attached"
         for number in range(1500):
             writer.enqueue((number, bytes(SIZES[number % len(SIZES)])), PATIENCE)
@@ -97,18 +81,16 @@ def write_and_look(link: Link) -> int:
     """Role: sends while a signal handler asks for statistics all the time."""
     looks = 0
 
-    def look(_number: int, _frame: object) -> None:
+    def look() -> None:
         nonlocal looks
         looks += len(writer.statistics().readers) // 2
 
     with remote_writer(2, remote_window=16) as writer:
         link.tell([writer.export_handle(rank) for rank in range(2)])
         writer.wait_until_ready(PATIENCE)
-        signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
-        for number in range(3000):
-            writer.enqueue((number, bytes(SIZES[number % len(SIZES)])), PATIENCE)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        with alarms(look, 5e-4):
+            for number in range(3000):
+                writer.enqueue((number, bytes(SIZES[number % len(SIZES)])), PATIENCE)
     return looks
 
 
@@ -118,7 +100,9 @@ def test_statistics_in_a_signal_handler() -> None:
     Fails without the guard: the handler sent frames in the middle of the call's own.
     """
     writer = start(write_and_look)
-    readers = [start(read_all, handle, rank, 0.0) for rank, handle in enumerate(writer.hear())]
+    readers = [
+        start(reading_all, handle, rank, number_of) for rank, handle in enumerate(writer.hear())
+    ]
     for reader in readers:
         assert reader.hear() == "attached"
     assert writer.result() > 100

@@ -7,7 +7,7 @@ raises its exception. None of this knows what is under test. What does has the n
 (``queues``, ``stores``, ``regions``, ``groups``, ...), and is imported by that name.
 """
 
-from tests.support.alarms import Alarm, alarm_after
+from tests.support.alarms import Alarm, alarm_after, alarms
 from tests.support.aside import Aside
 from tests.support.crash import Crash, Doomed, Hooks, NeverCame, Passage, Spot, crash_everywhere
 from tests.support.failing_calls import (
@@ -58,6 +58,7 @@ __all__ = [
     "Silence",
     "Spot",
     "alarm_after",
+    "alarms",
     "asleep",
     "children_of",
     "cpu_seconds",

@@ -1,7 +1,7 @@
-"""A signal handler that raises at some moment during a block."""
+"""Signal handlers that run at some moment during a block."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -26,3 +26,19 @@ def alarm_after(seconds: float) -> Iterator[None]:
     finally:
         is_on = False
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def alarms(handler: Callable[[], object], every: float, first: float = 0.0) -> Iterator[None]:
+    """It runs again and again, after `first` seconds, or `every` so many, until the block is over.
+
+    CPython 3.11 may overlook a signal as long as the main thread runs alone, if another thread
+    looked whether there is one when it came: so one alarm is not enough for a test to end.
+    """
+    before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, first or every, every)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

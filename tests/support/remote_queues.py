@@ -1,13 +1,14 @@
 """Queues over the network for tests: on the loopback, in any process, also behind a relay."""
 
+import random
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
-from memlane import Handle, MessageQueue, TimedOut
-from tests.support import PATIENCE, Aside, Link, Remote, serve, until
+from memlane import Closed, Handle, MessageQueue, TimedOut
+from tests.support import PATIENCE, Alarm, Aside, Link, Remote, alarm_after, serve, until
 from tests.support.queues import segments, start_reader
 
 HERE = "127.0.0.1"
@@ -42,6 +43,31 @@ def remote_queue(
             stack.callback(readers[-1].close)
         writer.wait_until_ready(PATIENCE)
         yield writer, readers
+
+
+def reading_all(
+    link: Link,
+    handle: Handle,
+    rank: int,
+    number_of: Callable[[Any], int],
+    longest: float = 0.0,
+) -> tuple[list[int], int]:
+    """Role: reads to the end, interrupted after so many seconds at most (0: never); returns the
+    numbers of the messages that came, and how many calls were interrupted."""
+    dice, count = random.Random(rank), 0
+    got: list[int] = []
+    with MessageQueue.create_from_handle(handle, rank) as reader:
+        link.tell("attached")
+        while True:
+            try:
+                with alarm_after(dice.uniform(1e-6, longest)) if longest else nullcontext():
+                    message = reader.dequeue(PATIENCE)
+            except Alarm:
+                count += 1
+            except Closed:
+                return got, count
+            else:
+                got.append(number_of(message))
 
 
 def start_remote_reader(writer: MessageQueue, rank: int = 0, method: str = "fork") -> Remote:

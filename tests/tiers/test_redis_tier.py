@@ -2,7 +2,6 @@
 
 import logging
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, _native
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import Done
+from tests.support import alarms
 from tests.support.redis_servers import REFUSAL, RedisServer, free_port
 from tests.support.remote_tiers import (
     ROW,
@@ -637,18 +637,10 @@ def test_a_poll_in_a_handler(server: RedisServer) -> None:
         seen: list[int] = []
         tickets = []
 
-        def handler(*_: object) -> None:
-            seen.extend(done.ticket for done in tier.poll())
-
-        before = signal.signal(signal.SIGALRM, handler)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+        with alarms(lambda: seen.extend(done.ticket for done in tier.poll()), 0.0003):
             for number in range(1500):
                 tickets.append(tier.load([key(number % 8)], [number % 8]))
                 seen.extend([done.ticket for done in tier.poll()])
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
         assert tier.drain(30)
         seen.extend(done.ticket for done in tier.poll())
         assert sorted(seen) == sorted(tickets)
