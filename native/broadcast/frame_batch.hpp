@@ -53,7 +53,7 @@ public:
         return streak_ >= kStream;
     }
     // What is sent is too large to wait.
-    void is_no_stream() noexcept { streak_ = 0; }
+    void end_stream() noexcept { streak_ = 0; }
 
     bool fits(std::size_t size) const noexcept {
         return messages_ > 0 && static_cast<std::int64_t>(size) <= bytes_ && has_space(size);
@@ -77,7 +77,6 @@ public:
         return !fits(size) || last_ + gap_ > until_ - kEarly;
     }
 
-    bool is_first() const noexcept { return count_ == 1; }
     os::Nanoseconds until() const noexcept { return until_; }  // of the first one
     std::uint64_t first() const noexcept { return first_; }
     std::uint64_t count() const noexcept { return count_; }

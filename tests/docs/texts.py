@@ -26,6 +26,7 @@ SILENT = {
     "The given buffer is not writable",  # a filter for one of torch's warnings
     "can't start new thread",  # Python's own text, looked for
     "header must be that of a message",  # for callers within memlane
+    "type must be a tuple",  # the same
     "it was closed",  # for a caller within memlane, which handles it
     "Callable[[Any, int], int]",  # a type
     "list[int | bytes]",  # the same

@@ -11,10 +11,9 @@
 #include <string_view>
 #include <utility>
 
-#include "bindings/messages/plain.hpp"
+#include "bindings/messages/encoder.hpp"
 #include "bindings/python/failures.hpp"
 #include "broadcast/frame_batch.hpp"
-#include "broadcast/ring_layout.hpp"
 #include "os/clock.hpp"
 #include "os/event.hpp"
 #include "os/fork.hpp"
@@ -23,24 +22,39 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
+// The header of a message whose kind, sequence and bytes are still to be written.
+inline std::string checked_header(const nb::bytes& header) {
+    if (header.size() != broadcast::MessageFrame::kHeaderBytes)
+        raise_error(Error::InvalidArgument, "header must be that of a message");
+    return {header.c_str(), header.size()};
+}
+
 class BoundFrameBatch {
 public:
     BoundFrameBatch(const nb::object& codec, const nb::bytes& header, std::size_t most)
         : encode_plain_(codec.attr("encode_plain")),
           most_(most),
-          batch_(std::string(header.c_str(), header.size())),
-          timer_([] { return os::make_timer(); }) {
-        if (header.size() != broadcast::MessageFrame::kHeaderBytes)
-            raise_error(Error::InvalidArgument, "header must be that of a message");
-    }
+          batch_(checked_header(header)),
+          timer_([] { return os::make_timer(); }) {}
 
     // None: the message is not here, and must be sent alone. Otherwise whether to send the frame now.
     nb::object put(nb::handle object) {
         if (!batch_.is_stream(os::monotonic_now()) || !batch_.fits(0) || generation_ != os::fork_generation().load())
             return nb::none();
-        if (PyBytes_CheckExact(object.ptr())) return put(broadcast::ChunkKind::bytes, object);
-        if (encode_plain_.is_none() || !PlainObject::is_plain(object.ptr())) return nb::none();
-        return put(broadcast::ChunkKind::plain, encode_plain_(object));
+        const auto found = without_pickling(object, encode_plain_);
+        if (!found) return nb::none();
+        char* text = nullptr;
+        Py_ssize_t size = 0;
+        if (PyBytes_AsStringAndSize(found->bytes.ptr(), &text, &size) != 0) throw nb::python_error();
+        const std::string_view message{text, static_cast<std::size_t>(size)};
+        if (message.size() > most_) batch_.end_stream();
+        // Encoding may have run a finalizer, and that anything.
+        if (message.size() > most_ || !batch_.fits(message.size())) return nb::none();
+        if (batch_.count() == 0 && !is_timed_) {
+            os::set_timer(timer_.file(), os::Deadline::after(broadcast::FrameBatch::kLongest));
+            is_timed_ = true;
+        }
+        return nb::bool_(batch_.add(static_cast<std::uint8_t>(found->kind), message));
     }
 
     void open(std::uint64_t sequence, std::int64_t messages, std::int64_t bytes) noexcept {
@@ -67,18 +81,6 @@ public:
     int fd() const noexcept { return timer_.file().get(); }
 
 private:
-    nb::object put(broadcast::ChunkKind kind, nb::handle bytes) {
-        const std::string_view text{PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
-        if (text.size() > most_) batch_.is_no_stream();
-        // Encoding may have run a finalizer, and that anything.
-        if (text.size() > most_ || !batch_.fits(text.size())) return nb::none();
-        if (batch_.count() == 0 && !is_timed_) {
-            os::set_timer(timer_.file(), os::Deadline::after(broadcast::FrameBatch::kLongest));
-            is_timed_ = true;
-        }
-        return nb::bool_(batch_.add(static_cast<std::uint8_t>(kind), text));
-    }
-
     const nb::object encode_plain_;
     const std::size_t most_;
     broadcast::FrameBatch batch_;
@@ -91,8 +93,9 @@ private:
 // sequence and bytes, and come right after the one before. None: it is no such frame.
 inline nb::object messages_in(const nb::bytes& frame, const nb::bytes& header, std::uint64_t sequence, nb::type_object type) {
     using Header = broadcast::MessageFrame;
-    if (header.size() != Header::kHeaderBytes) raise_error(Error::InvalidArgument, "header must be that of a message");
-    std::string expected(header.c_str(), header.size());
+    std::string expected = checked_header(header);
+    auto* const made = reinterpret_cast<PyTypeObject*>(type.ptr());
+    if (!PyType_IsSubtype(made, &PyTuple_Type)) raise_error(Error::InvalidType, "type must be a tuple");
     std::string_view rest{frame.c_str(), frame.size()};
     if (rest.empty()) return nb::none();
     nb::list found;
@@ -104,7 +107,6 @@ inline nb::object messages_in(const nb::bytes& frame, const nb::bytes& header, s
         std::memcpy(expected.data() + Header::kSequenceAt, &sequence, sizeof sequence);
         std::memcpy(expected.data() + Header::kBytesAt, &bytes, sizeof bytes);
         if (!rest.starts_with(expected) || bytes > rest.size() - Header::kHeaderBytes) return nb::none();
-        auto* const made = reinterpret_cast<PyTypeObject*>(type.ptr());
         const nb::object message = nb::steal(made->tp_alloc(made, 3));
         if (!message.is_valid()) throw nb::python_error();
         PyTuple_SET_ITEM(message.ptr(), 0, nb::int_(sequence).release().ptr());

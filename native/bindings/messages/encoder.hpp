@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "bindings/messages/outgoing.hpp"
@@ -18,6 +19,20 @@ namespace memlane::bindings {
 namespace nb = nanobind;
 using broadcast::ChunkKind;
 
+// What is sent without pickling, and so without running Python code.
+struct Unpickled {
+    ChunkKind kind;
+    nb::object bytes;
+};
+
+// Bytes as they are, and plain objects. Nothing: the object must be pickled.
+inline std::optional<Unpickled> without_pickling(nb::handle object, nb::handle encode_plain) {
+    if (PyBytes_CheckExact(object.ptr()))  // callers with a format of their own pay for the two copies only
+        return Unpickled{ChunkKind::bytes, nb::borrow(object)};
+    if (encode_plain.is_none() || !PlainObject::is_plain(object.ptr())) return std::nullopt;
+    return Unpickled{ChunkKind::plain, encode_plain(object)};
+}
+
 class Encoder {
 public:
     explicit Encoder(const nb::object& codec)
@@ -27,12 +42,9 @@ public:
     // Until clear() the message refers to the memory of `object`.
     void encode(nb::handle object) {
         message().clear();  // drops what a failed encoding left
-        if (PyBytes_CheckExact(object.ptr())) {  // callers with a format of their own pay for the two copies only
-            message().write(object);
-            kind_ = ChunkKind::bytes;
-        } else if (!encode_plain_.is_none() && PlainObject::is_plain(object.ptr())) {
-            message().write(encode_plain_(object));
-            kind_ = ChunkKind::plain;
+        if (const auto found = without_pickling(object, encode_plain_)) {
+            message().write(found->bytes);
+            kind_ = found->kind;
         } else {
             encode_(object);
             kind_ = message().has_buffers() ? ChunkKind::frames : ChunkKind::object;
