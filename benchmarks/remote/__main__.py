@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from benchmarks.machine import describe
 from benchmarks.remote.channels import KINDS
-from benchmarks.remote.measure import latency, rate
+from benchmarks.remote.measure import cpu_of, latency, rate
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (256, 4 * KIB, 20_000, 256 * KIB, MIB, 8 * MIB, 64 * MIB)
@@ -46,6 +46,8 @@ def main() -> None:
     print("|---|" + "---|" * (len(KINDS) + 2))
     count = 200 if arguments.quick else 1000
     _row("dict, one way, us", arguments.rounds, lambda kind: latency(kind, count), ".0f")
+    many = 20_000 if arguments.quick else 100_000
+    _row("256 B, CPU us", arguments.rounds, lambda kind: cpu_of(kind, 256, many), ".1f")
     for nbytes in SIZES[::2] if arguments.quick else SIZES:
         total = (32 if arguments.quick else 256) * MIB
         many = max(12, min(total // nbytes, 20_000))

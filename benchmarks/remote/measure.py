@@ -28,18 +28,21 @@ def _read(kind: type[Channel], encrypted: bool, token: Any, pipe: Connection, co
     channel = kind(encrypted=encrypted)
     channel.open_reader(token)
     pipe.send("open")
-    stamps = []
+    stamps, cpu = [], time.process_time()
     for _ in range(count):
         obj = channel.receive()
         stamps.append(time.monotonic_ns())
         del obj
-    pipe.send(stamps)
+    pipe.send((stamps, time.process_time() - cpu))
     pipe.recv()
     channel.close()
 
 
-def _run(kinds: dict[str, Any], name: str, obj: object, count: int, pause: float) -> list[int]:
-    """Times of sending and arrival in ns, alternating, message after message."""
+def _run(
+    kinds: dict[str, Any], name: str, obj: object, count: int, pause: float
+) -> tuple[list[int], float]:
+    """Times of sending and arrival in ns, alternating, message after message; and the seconds of
+    CPU that both processes needed for them."""
     kind, encrypted = kinds[name]
     channel = kind(encrypted=encrypted)
     token = channel.open_writer()
@@ -52,7 +55,7 @@ def _run(kinds: dict[str, Any], name: str, obj: object, count: int, pause: float
             raise TimeoutError(f"{name}: the reader did not open")
         pipe.recv()
         time.sleep(0.2)
-        sent = []
+        sent, cpu = [], time.process_time()
         for _ in range(count):
             sent.append(time.monotonic_ns())
             channel.send(obj)
@@ -60,19 +63,20 @@ def _run(kinds: dict[str, Any], name: str, obj: object, count: int, pause: float
                 time.sleep(pause)
         if not pipe.poll(SECONDS):
             raise TimeoutError(f"{name}: messages are missing")
-        arrived: list[int] = pipe.recv()
+        arrived, there_too = pipe.recv()
+        cpu = time.process_time() - cpu + there_too
         pipe.send("end")
         reader.join(SECONDS)
         channel.close()
     finally:
         if reader.is_alive() and reader.pid is not None:
             os.kill(reader.pid, signal.SIGKILL)
-    return [stamp for pair in zip(sent, arrived, strict=True) for stamp in pair]
+    return [stamp for pair in zip(sent, arrived, strict=True) for stamp in pair], cpu
 
 
 def latency(name: str, count: int) -> float:
     """Median one-way time of a small dict without other traffic, in us."""
-    stamps = _run(DICT_KINDS, name, STEP, count, 0.002)
+    stamps, _ = _run(DICT_KINDS, name, STEP, count, 0.002)
     return statistics.median(
         (there - here) / 1000 for here, there in zip(stamps[::2], stamps[1::2], strict=True)
     )
@@ -80,7 +84,13 @@ def latency(name: str, count: int) -> float:
 
 def rate(name: str, nbytes: int, count: int) -> float:
     """Messages of `nbytes` bytes per second, without the first tenth."""
-    stamps = _run(KINDS, name, os.urandom(nbytes), count, 0.0)
+    stamps, _ = _run(KINDS, name, os.urandom(nbytes), count, 0.0)
     arrived = stamps[1::2]
     first = max(1, count // 10) - 1
     return (count - 1 - first) / ((arrived[-1] - arrived[first]) / 1e9)
+
+
+def cpu_of(name: str, nbytes: int, count: int) -> float:
+    """CPU time of both processes for a message back to back, in us, libzmq's threads included."""
+    _, seconds = _run(KINDS, name, os.urandom(nbytes), count, 0.0)
+    return 1e6 * seconds / count
