@@ -66,9 +66,10 @@ class NetworkWriter(NetworkEnd):
         codec: encodes each message once, for the ring and the network.
 
     A message costs one copy (none for bytes), shared by all remote readers, and one handover per
-    reader to the I/O thread, which encrypts and sends; small ones back to back share a frame. `send` finds room everywhere before it sends
-    anything: first in every window, where it stays free because nobody else sends, then in the
-    ring. A reader with a full window in flight is waited for; nothing is ever dropped.
+    reader to the I/O thread, which encrypts and sends; small ones back to back share a frame.
+    `send` finds room everywhere before it sends anything: first in every window, where it stays
+    free because nobody else sends, then in the ring. A reader with a full window in flight is
+    waited for; nothing is ever dropped.
     """
 
     transport: Listening
