@@ -20,9 +20,8 @@ from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.network.driver import NetworkEnd, logger, timed_out
 from memlane.broadcast.network.endpoint import is_deserted
 from memlane.broadcast.network.transport import Connecting
-from memlane.broadcast.protocol.frames import Kind
 from memlane.broadcast.protocol.message import decode
-from memlane.broadcast.protocol.reader_session import ReaderSession
+from memlane.broadcast.protocol.reader_session import SMALL_KINDS, ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 from memlane.errors import (
     Closed,
@@ -119,12 +118,11 @@ class NetworkReader(NetworkEnd):
         self._is_quiet, self._looks_at = True, 0.0  # whether, and until when the thread sleeps
         self._asked_at = 0.0
         self._events_at = time.monotonic()  # when connection events were last read
+        self._kept: list[Message] = []  # taken, and not decoded yet
         self._ahead: list[Any] = []  # decoded, for this call and the next ones
         self._ahead_at = self._ahead_end = 0  # those that were not returned
-        self._ahead_bytes: list[int] = []  # of all but the first
-        self._untaken = 0  # messages before this sequence are among them, and still to be taken
+        self._ahead_bytes: list[int] = []
         self._is_shown = False  # the descriptor knows that the next one is returned
-        self._kept: Message | None = None  # taken, and not decoded because that was interrupted
         with self._opening():
             self.session = ReaderSession(
                 handle.queue_id,
@@ -184,8 +182,8 @@ class NetworkReader(NetworkEnd):
         """As `receive`, for a call that may have begun on another end."""
         if cancel is not None and not hasattr(cancel, "is_set"):
             raise InvalidType("cancel must be a threading.Event or None")
-        while True:
-            try:
+        try:
+            while True:
                 if self._generation == fork_generation() and not self._closing:
                     # No call from here on: neither another thread nor a handler comes between.
                     at, ahead = self._ahead_at, self._ahead
@@ -194,9 +192,11 @@ class NetworkReader(NetworkEnd):
                         self._ahead_at, self._is_shown = at + 1, False
                         return value
                 self._get_ahead(deadline, cancel)
-            except BaseException:
-                self._is_shown = False  # nobody returns it
-                raise
+        except BaseException:
+            self._is_shown = False  # nobody returns it
+            if self._watch is not None and self._ahead_at < self._ahead_end:
+                self.nudge()  # to show that
+            raise
 
     def _get_ahead(self, deadline: Deadline, cancel: threading.Event | None) -> None:
         """Waits for a message that can be returned, unless there is one; others may be ahead of it,
@@ -212,61 +212,57 @@ class NetworkReader(NetworkEnd):
                     self._is_shown = True
 
     def _decode(self, deadline: Deadline, cancel: threading.Event | None) -> None:
-        """Takes and decodes the next message, which is kept until then, and small ones that have
-        come behind it; so many that no acknowledgement is due before the last is returned."""
-        if self._kept is None:
+        """Takes and decodes the next message and, unless somebody watches the descriptor, the small
+        ones that have come behind it; so many that no acknowledgement is due before the last of
+        them is returned. They are kept until they are decoded."""
+        if not self._kept:
             self.take(deadline, cancel, keeps=True)
-        elif self.session.is_next(self._kept):  # a handler raised while it was taken
-            with self.lock:
-                self._next()
+        with self.lock:
+            self._take_kept()  # a handler may have raised while they were taken
+            if self._watch is None and len(self._kept) == 1:
+                self._kept = [*self._kept, *self.session.takeable()]
+                self._take_kept()
+        kept = self._kept
         try:
-            value = decode(self._kept, self._codec)  # type: ignore[arg-type]
+            values = [decode(kept[0], self._codec)]
         except MemoryError as error:
             raise no_memory() from error
-        except Exception:  # the message's fault, so it counts as read; an interrupt keeps it
-            self._kept = None
+        except Exception:
+            if self._is_broken(kept[0]):  # so it counts as read
+                self._kept = kept[1:]
             raise
-        with self.lock:
-            more: list[Message] = []
-            if self._watch is None:  # which would have to be shown them
-                more = self.session.takeable()
-            values = [value]
-            raised = self._decode_more(values, more)
-            del more[len(values) - 1 :]
-            sizes = [len(message.memory) for message in more]
-            count, end = len(values), more[-1].sequence + 1 if more else 0
-            # Together, with no call in between: a signal handler may raise after a call.
-            self._ahead, self._ahead_at, self._ahead_end = values, 0, count
-            self._ahead_bytes, self._untaken, self._kept = sizes, end, None
-            self._take_ahead()
+        raised = None
+        for message in kept[1:]:
+            try:
+                values.append(decode(message, self._codec))
+            except MemoryError:
+                break
+            except Exception as error:  # a broken one's is raised by the call that takes it
+                raised = None if self._is_broken(message) else error
+                break
+        count = len(values)
+        rest, sizes = kept[count:], [len(message.memory) for message in kept[:count]]
+        # Together, with no call in between: a signal handler may raise after a call.
+        self._ahead, self._ahead_at, self._ahead_end = values, 0, count
+        self._ahead_bytes, self._kept = sizes, rest
         if raised is not None:
             raise raised
 
-    def _decode_more(self, values: list[Any], messages: list[Message]) -> Exception | None:
-        """Adds their values, up to a message that is broken: the call that takes it says so.
-        Returns what a signal handler has raised meanwhile."""
-        for message in messages:
-            try:
-                values.append(self._small(message))
-            except MemoryError:
-                return None
-            except Exception as error:
-                with suppress(Exception):
-                    self._small(message)
-                    return error
-                return None
-        return None
+    def _is_broken(self, message: Message) -> bool:
+        """Whether the message is at fault, and not a signal handler that raised while it was
+        decoded. Others than small ones run code of the application: they are, for all we know."""
+        if message.kind not in SMALL_KINDS:
+            return True
+        try:
+            decode(message, self._codec)
+        except Exception:
+            return True
+        return False
 
-    def _small(self, message: Message) -> Any:
-        """Decodes one that `takeable` gives; runs no code of the application."""
-        _, kind, memory = message
-        return memory if kind == Kind.BYTES else self._codec.decode_plain(memory)  # type: ignore[arg-type]
-
-    def _take_ahead(self) -> None:
-        """With the lock held."""
-        if self._untaken:
-            self.session.take_before(self._untaken, time.monotonic())
-            self._untaken = 0
+    def _take_kept(self) -> None:
+        """With the lock held. What a signal handler interrupts can be called again."""
+        if self._kept:
+            self.session.take_before(self._kept[-1].sequence + 1, time.monotonic())
 
     @contextmanager
     def view(
@@ -292,7 +288,6 @@ class NetworkReader(NetworkEnd):
         """
         session = self.session
         with self.lock:
-            self._take_ahead()
             if session.inbox or self._hear(until_whole=True):
                 return self._next(keeps)
         self._waits += 1
@@ -312,7 +307,7 @@ class NetworkReader(NetworkEnd):
 
     def _next(self, keeps: bool = False) -> Message:
         if keeps:  # before it is taken: a signal handler may raise at any call
-            self._kept = self.session.inbox[0]
+            self._kept = [self.session.inbox[0]]
         message = self.session.take(time.monotonic())
         if self.session.out:
             self._flush()
@@ -489,7 +484,7 @@ class NetworkReader(NetworkEnd):
         if session.is_behind:
             return False  # that is for the ring to say
         # Within a call it is being decoded, unless that was interrupted.
-        is_kept = self._kept is not None and (returns > 0 or self.guard.thread == 0)
+        is_kept = bool(self._kept) and (returns > 0 or self.guard.thread == 0)
         has_ended = session.is_ended or session.failure is not None
         is_ahead = self._ahead_end - self._ahead_at > max(returns, self._is_shown)
         has_more = bool(session.inbox) or is_kept or is_ahead or self._lacks_memory
@@ -500,12 +495,13 @@ class NetworkReader(NetworkEnd):
         taken = self.session
         with self.locked() as is_free:
             if is_free:
-                self._take_ahead()
-            sizes = self._ahead_bytes[max(0, self._ahead_at - 1) :]  # taken, but not returned
-            if self._untaken:
-                sizes = []
-            messages = taken.taken - taken.first - len(sizes)
-            nbytes = taken.bytes - sum(sizes)
+                self._take_kept()
+            unread = [
+                len(message.memory) for message in self._kept if message.sequence < taken.taken
+            ]
+            unread += self._ahead_bytes[self._ahead_at :]
+            messages = taken.taken - taken.first - len(unread)
+            nbytes = taken.bytes - sum(unread)
         own = ReaderStatistics(
             self.rank, os.getpid(), "running", 0, taken.last_progress, False, 0, None
         )

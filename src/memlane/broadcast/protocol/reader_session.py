@@ -52,8 +52,11 @@ _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is 
 _ROWS = 64  # of a REPORT that fits a reader's frame
 _STREAMS = (Stream.OWN, Stream.RELAY)
 _MESSAGE = bytes((What.MESSAGE,))
-_SMALL = (Kind.BYTES, Kind.PLAIN)
 _WELCOME = (*_STREAMS, Stream.ASKING)
+
+
+SMALL_KINDS = (Kind.BYTES, Kind.PLAIN)
+"""Of messages that are decoded without running code of the application."""
 
 
 class PlaceTaken(RankTaken):
@@ -194,10 +197,7 @@ class ReaderSession(ConnectionState):
 
     def take(self, now: float) -> Message:
         """The next message; it counts as taken from now on."""
-        message = self.inbox.popleft()
-        self.taken = message.sequence + 1
-        self.bytes += len(message.memory)
-        self.last_progress = now
+        message = self._take_next(now)
         if self.taken >= self._ack_at or self.bytes >= self._ack_at_bytes:
             self.acknowledge()
         return message
@@ -209,7 +209,7 @@ class ReaderSession(ConnectionState):
             sequence, kind, memory = message
             nbytes += len(memory)
             is_due = sequence + 1 >= self._ack_at or nbytes >= self._ack_at_bytes
-            if is_due or kind not in _SMALL or type(memory) is not bytes:
+            if is_due or kind not in SMALL_KINDS or type(memory) is not bytes:
                 break
             found.append(message)
         return found
@@ -219,15 +219,15 @@ class ReaderSession(ConnectionState):
         again."""
         inbox = self.inbox
         while inbox and inbox[0].sequence < end:
-            sequence, _, memory = inbox[0]
-            nbytes = self.bytes + len(memory)
-            self.taken, self.bytes = sequence + 1, nbytes  # and no call before the next one
-            inbox.popleft()
-        self.last_progress = now
+            self._take_next(now)
 
-    def is_next(self, message: Message) -> bool:
-        """Has that message not been taken?"""
-        return bool(self.inbox) and self.inbox[0].sequence == message.sequence
+    def _take_next(self, now: float) -> Message:
+        message = self.inbox[0]
+        nbytes = self.bytes + len(message.memory)
+        # And no call in between, after which a signal handler may raise.
+        self.taken, self.bytes, self.last_progress = message.sequence + 1, nbytes, now
+        self.inbox.popleft()
+        return message
 
     def acknowledge(self) -> None:
         if self.ring is None:  # with a ring, a REPORT tells what the host's readers have taken
