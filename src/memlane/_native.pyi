@@ -363,9 +363,9 @@ class RingReader:
         reader: int,
         origin: tuple[int, str] | None,
     ) -> None: ...
-    def receive(self, timeout: object | None, cancel: object | None, lends: bool = True) -> object:
+    def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object:
         """
-        The next object, decoded; with `lends`, large arrays stay in their extent.
+        The next object, decoded; with `lend`, large arrays stay in their extent.
         """
 
     def receive_view(
@@ -442,7 +442,7 @@ class RingGather:
     def can_wait_for(count: int) -> bool:
         """Whether so many rings can be waited for by one sleep here."""
 
-    def receive(self, timeout: float | None, cancel: object | None, lends: bool) -> object:
+    def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object:
         """
         The next object of a reader that has one, in turn; `nothing` on timeout.
         """

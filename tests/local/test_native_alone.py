@@ -81,9 +81,9 @@ def said_by(code: str) -> str:
         ),
         ("ring = new_ring(); ring.close(); failing(ring.view, 0, 1)", "Closed"),
         ("writer, reader = new_ends(); failing(writer.participant, 9)", "InvalidArgument"),
-        ("writer, reader = new_ends(); failing(reader.receive, 'soon', None)", "`seconds_of`"),
-        ("writer, reader = new_ends(); failing(reader.receive, 0, None)", "`failure`"),
-        ("writer, reader = new_ends(); failing(reader.receive, 60, None)", "`warning_interval`"),
+        ("writer, reader = new_ends(); failing(reader.receive, 'soon', None, True)", "`seconds_of`"),
+        ("writer, reader = new_ends(); failing(reader.receive, 0, None, True)", "`failure`"),
+        ("writer, reader = new_ends(); failing(reader.receive, 60, None, True)", "`warning_interval`"),
         ("writer, reader = new_ends(); writer.close(); failing(writer.check)", "`failure`"),
         ("writer, reader = new_ends(); in_child(writer.check)", "`failure`"),
         ("failing(new_store().pin, Index(), 0)", "`integer`"),
@@ -108,7 +108,7 @@ def test_every_kind_of_failure(code: str, lacking: str) -> None:
 def test_a_function_that_is_lacking_beside_the_errors() -> None:
     """It is a MemlaneError."""
     code = "import memlane.errors; native.install_errors(vars(memlane.errors))\n"
-    code += "writer, reader = new_ends(); failing(reader.receive, 0, None)"
+    code += "writer, reader = new_ends(); failing(reader.receive, 0, None, True)"
     said = said_by(code)
     assert said.startswith("MemlaneError: ")
     assert "`failure`" in said

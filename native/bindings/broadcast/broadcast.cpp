@@ -122,8 +122,9 @@ void bind_broadcast(nb::module_& m) {
              "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "origin"_a.none(),
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
                      "origin: tuple[int, str] | None) -> None"))
-        .def("receive", &RingReader::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a = true,
-             "The next object, decoded; with `lends`, large arrays stay in their extent.")
+        .def("receive", &RingReader::receive, "timeout"_a.none(), "cancel"_a.none(), "lend"_a,
+             nb::sig("def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object"),
+             "The next object, decoded; with `lend`, large arrays stay in their extent.")
         .def("receive_view", &RingReader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
              "The next object with its arrays in place, and the lease that they keep (or None).")
@@ -141,8 +142,8 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def __init__(self, readers: list[RingReader], nothing: object) -> None"))
         .def_static("can_wait_for", &broadcast::RingGather::can_wait_for, "count"_a,
                     "Whether so many rings can be waited for by one sleep here.")
-        .def("receive", &RingGather::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a,
-             nb::sig("def receive(self, timeout: float | None, cancel: object | None, lends: bool) -> object"),
+        .def("receive", &RingGather::receive, "timeout"_a.none(), "cancel"_a.none(), "lend"_a,
+             nb::sig("def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object"),
              "The next object of a reader that has one, in turn; `nothing` on timeout.")
         .def_prop_ro("ended", &RingGather::ended, "The index of the reader of which the last call has raised.");
 }

@@ -28,7 +28,7 @@ public:
     }
 
     // What the next reader in turn whose call would not wait returns, or raises. Closed ones are left out.
-    nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
+    nb::object receive(nb::handle timeout, nb::handle cancel, nb::handle lend) {
         const OneAtATime one(*this);
         ended_.reset();
         const os::Deadline deadline = to_deadline(timeout);
@@ -40,7 +40,7 @@ public:
         const bool is_decoded_again = reader.is_ready_anyway();
         const std::uint64_t before = reader.position();
         try {
-            return reader.receive(nb::int_(0), nb::none(), lends);
+            return reader.receive(nb::int_(0), nb::none(), lend);
         } catch (...) {
             if (!is_decoded_again && reader.position() == before) ended_ = *next;
             throw;

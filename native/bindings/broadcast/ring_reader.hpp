@@ -70,15 +70,17 @@ public:
         return readable().skipped();
     }
 
-    // With `lends`, large arrays stay in their extent, mapped privately for this reader.
-    nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
+    // If `lend` is true, large arrays stay in their extent, mapped privately for this reader.
+    nb::object receive(nb::handle timeout, nb::handle cancel, nb::handle lend) {
+        const int lends = PyObject_IsTrue(lend.ptr());
+        if (lends < 0) throw nb::python_error();
         const Call call(*this);
         if (undecoded_) return decode_again();
         std::optional<Sample> sample = try_begin(timeout, cancel);
         if (!sample) return {};
         const Doing doing(*this, core::SlotActivity::decoding);
         Message message = described(std::move(*sample));
-        nb::object object = explained([&] { return receive_object(message, lends); });
+        nb::object object = explained([&] { return receive_object(message, lends != 0); });
         check_own();
         return object;
     }

@@ -27,10 +27,16 @@ private:
 
     bool look(PyObject* object, int depth) noexcept {
         if (++objects_ > kMostObjects) return false;
-        if (object == Py_None || PyBool_Check(object) || PyFloat_CheckExact(object)) return true;
-        if (PyUnicode_CheckExact(object)) return is_short_text(object);
-        if (PyLong_CheckExact(object)) return is_short_number(object);
-        if (PyBytes_CheckExact(object)) return PyBytes_GET_SIZE(object) <= kLongest;
+        const PyTypeObject* const type = Py_TYPE(object);
+        if (type == &PyUnicode_Type) return is_short_text(object);
+        if (type == &PyLong_Type) return is_short_number(object);
+        if (type == &PyFloat_Type || type == &PyBool_Type || object == Py_None) return true;
+        if (type == &PyBytes_Type) return PyBytes_GET_SIZE(object) <= kLongest;
+        return look_inside(object, depth);
+    }
+
+    // Not inlined: most objects are leaves, and do not save the registers that its loops need.
+    [[gnu::noinline]] bool look_inside(PyObject* object, int depth) noexcept {
         if (depth == kDeepest) return false;
         if (PyList_CheckExact(object)) return is_first(object) && look_into_list(object, depth);
         if (PyDict_CheckExact(object)) return is_first(object) && look_into_dict(object, depth);

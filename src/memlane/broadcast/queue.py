@@ -63,6 +63,24 @@ class _Habit:
         )
 
 
+def _not_the_writer(call: str) -> WrongRole:
+    return WrongRole(f"Only the writer can {call}")
+
+
+def _not_a_reader(call: str) -> WrongRole:
+    return WrongRole(f"Only readers can {call}: make one with create_from_handle()")
+
+
+def _send_of_a_reader(_obj: object, _timeout: float | None) -> NoReturn:
+    raise _not_the_writer("enqueue")
+
+
+def _receive_of_a_writer(
+    _timeout: float | None, _cancel: threading.Event | None, _lends: bool
+) -> NoReturn:
+    raise _not_a_reader("dequeue")
+
+
 class MessageQueue(AnyQueue[M]):
     """The writer's end of a queue, or a reader's (`create_from_handle`).
 
@@ -264,6 +282,8 @@ class MessageQueue(AnyQueue[M]):
         self._geometry = geometry
         self._writer = writer
         self._reader = reader
+        self._send = _send_of_a_reader if writer is None else writer.send
+        self._receive = _receive_of_a_writer if reader is None else reader.receive
         end = writer or reader
         if writer is not None:
             handle.remote_reader_keys = writer.secrets_for(None)
@@ -427,9 +447,9 @@ class MessageQueue(AnyQueue[M]):
             ConcurrentUse: another coroutine awaits this queue.
             MemlaneError: as `dequeue`.
         """
-        reader, lends = self._must_be_reader("adequeue"), bool(lend)
+        reader = self._must_be_reader("adequeue")
         message: M = await self._awaited(reader).call(
-            lambda: reader.receive(NOW, None, lends), timeout, is_send=False
+            lambda: reader.receive(NOW, None, lend), timeout, is_send=False
         )
         return message
 
@@ -455,7 +475,7 @@ class MessageQueue(AnyQueue[M]):
 
     def _must_be_writer(self, call: str) -> WriterEnd:
         if self._writer is None:
-            raise WrongRole(f"Only the writer can {call}")
+            raise _not_the_writer(call)
         return self._writer
 
     def export_handle(self, rank: int | None = None) -> Handle:
@@ -488,8 +508,8 @@ class MessageQueue(AnyQueue[M]):
         If it raises, nothing was sent. A message that is sent a second or more after every reader
         has closed logs a warning, once.
         """
-        writer = self._writer or self._must_be_writer("enqueue")
-        writer.send(obj, timeout)
+        send = self._send  # a local variable is called faster than an attribute
+        send(obj, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.
@@ -537,7 +557,7 @@ class MessageQueue(AnyQueue[M]):
 
     def _must_be_reader(self, call: str) -> ReaderEnd:
         if self._reader is None:
-            raise WrongRole(f"Only readers can {call}: make one with create_from_handle()")
+            raise _not_a_reader(call)
         return self._reader
 
     def dequeue(
@@ -565,8 +585,8 @@ class MessageQueue(AnyQueue[M]):
                 a KeyboardInterrupt or SystemExit (of the latest: perhaps a later one).
             CorruptMessage, or whatever else decoding raises: the message has been consumed.
         """
-        reader = self._reader or self._must_be_reader("dequeue")
-        message: M = reader.receive(timeout, cancel, bool(lend))
+        receive = self._receive
+        message: M = receive(timeout, cancel, lend)
         return message
 
     def dequeue_view(
