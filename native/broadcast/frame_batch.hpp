@@ -27,13 +27,13 @@ struct MessageFrame {
 
 class FrameBatch {
 public:
-    static constexpr std::size_t kFrameBytes = 64 * 1024;
+    static constexpr std::size_t kFrameBytes = 512 * 1024;  // at most PIECE in frames.py
     static constexpr os::Nanoseconds kClose = 50'000;      // between two messages of a stream
     static constexpr os::Nanoseconds kLongest = 100'000;   // that a message waits
     static constexpr int kStream = 64;
 
     // `header`: of a message, whose kind, sequence and bytes are still to be written.
-    explicit FrameBatch(std::string header) : header_(std::move(header)) { frame_.reserve(kFrameBytes); }
+    explicit FrameBatch(std::string header) : header_(std::move(header)) {}
 
     // From now on so many messages, of so many bytes together, may wait here; the first is `sequence`. A call that sent ends:
     // how long it took says nothing about when the next one comes.
@@ -59,8 +59,9 @@ public:
         return messages_ > 0 && static_cast<std::int64_t>(size) <= bytes_ && has_space(size);
     }
 
-    // A message that fits, just asked about by is_stream(). Returns whether everything is to be sent now.
-    bool add(std::uint8_t kind, std::string_view message) {
+    // A message that fits, just asked about by is_stream(). `frame`: memory of kFrameBytes, the same for all that share it.
+    // Returns whether everything is to be sent now.
+    bool add(std::uint8_t kind, std::string_view message, char* frame) noexcept {
         char header[MessageFrame::kHeaderBytes];
         const std::uint64_t sequence = first_ + count_, size = message.size();
         std::memcpy(header, header_.data(), sizeof header);
@@ -68,8 +69,9 @@ public:
         std::memcpy(header + MessageFrame::kSequenceAt, &sequence, sizeof sequence);
         std::memcpy(header + MessageFrame::kBytesAt, &size, sizeof size);
         if (count_ == 0) until_ = last_ + kLongest;
-        frame_.append(header, sizeof header);
-        frame_.append(message);
+        std::memcpy(frame + used_, header, sizeof header);
+        std::memcpy(frame + used_ + sizeof header, message.data(), size);
+        used_ += sizeof header + size;
         ++count_;
         size_ += size;
         --messages_;
@@ -81,13 +83,12 @@ public:
     std::uint64_t first() const noexcept { return first_; }
     std::uint64_t count() const noexcept { return count_; }
     std::uint64_t size() const noexcept { return size_; }  // without headers
-    std::string_view frame() const noexcept { return frame_; }
+    std::size_t used() const noexcept { return used_; }    // of the frame's memory
 
     // They are elsewhere.
     void clear() noexcept {
         first_ += count_;
-        count_ = size_ = 0;
-        frame_.clear();
+        count_ = size_ = used_ = 0;
     }
 
 private:
@@ -95,14 +96,14 @@ private:
     static constexpr int kLongestMemory = 1024;        // a stream goes on after a pause or two
 
     bool has_space(std::size_t size) const noexcept {
-        return frame_.size() + MessageFrame::kHeaderBytes + size <= kFrameBytes;
+        return used_ + MessageFrame::kHeaderBytes + size <= kFrameBytes;
     }
 
     const std::string header_;
-    std::string frame_;
     std::uint64_t first_ = 0;
     std::uint64_t count_ = 0;
     std::uint64_t size_ = 0;
+    std::size_t used_ = 0;
     std::int64_t messages_ = 0;
     std::int64_t bytes_ = 0;
     os::Nanoseconds last_ = 0;

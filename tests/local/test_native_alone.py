@@ -81,9 +81,15 @@ def said_by(code: str) -> str:
         ),
         ("ring = new_ring(); ring.close(); failing(ring.view, 0, 1)", "Closed"),
         ("writer, reader = new_ends(); failing(writer.participant, 9)", "InvalidArgument"),
-        ("writer, reader = new_ends(); failing(reader.receive, 'soon', None, True)", "`seconds_of`"),
+        (
+            "writer, reader = new_ends(); failing(reader.receive, 'soon', None, True)",
+            "`seconds_of`",
+        ),
         ("writer, reader = new_ends(); failing(reader.receive, 0, None, True)", "`failure`"),
-        ("writer, reader = new_ends(); failing(reader.receive, 60, None, True)", "`warning_interval`"),
+        (
+            "writer, reader = new_ends(); failing(reader.receive, 60, None, True)",
+            "`warning_interval`",
+        ),
         ("writer, reader = new_ends(); writer.close(); failing(writer.check)", "`failure`"),
         ("writer, reader = new_ends(); in_child(writer.check)", "`failure`"),
         ("failing(new_store().pin, Index(), 0)", "`integer`"),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,7 @@ from memlane import (
 from memlane.broadcast.network import reader as reading
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.transport import Listening
+from memlane.broadcast.protocol.frames import SMALL
 from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, alarms, start, until
 from tests.support.proxies import cutting
 from tests.support.queues import start_reader
@@ -117,6 +119,26 @@ def read_bytes(link: Link, handle: Handle, rank: int) -> list[bytes]:
             while True:
                 got.append(reader.dequeue(PATIENCE))
     return got
+
+
+def large(number: int) -> bytes:
+    """The largest that share frames, each different in every part."""
+    return b"%08d" % number * (SMALL // 8)
+
+
+def test_full_frames_are_memory_of_their_own(frames: Frames) -> None:
+    """Their memory is lent until every reader has acknowledged them, and the next frame is
+    elsewhere."""
+    with remote_queue(1) as (writer, (reader,)):
+        stream(writer, 200)
+        for _ in range(200):
+            assert reader.dequeue(PATIENCE) == b"stream"
+        before = frames.count
+        for number in range(500):  # 16 MiB, which nobody reads yet
+            writer.enqueue(large(number), PATIENCE)
+        assert frames.count - before < 250
+        for number in range(500):
+            assert reader.dequeue(PATIENCE) == large(number)
 
 
 @pytest.mark.parametrize("window", [1, 7, 1024])
@@ -297,16 +319,17 @@ def test_a_closed_end_gives_nothing() -> None:
         closing.join()
 
 
-def test_connections_that_are_cut() -> None:
+@pytest.mark.parametrize("repeats", [1, 4000])
+def test_connections_that_are_cut(repeats: int) -> None:
     with remote_writer(remote_liveness=PATIENCE) as writer:
         handle = writer.export_handle(0)
         cutter = start(cutting, address_of(handle), 5, 20)
         way = replace(handle, remote_subscribe_addr=f"tcp://{HERE}:{cutter.hear()}")
         reader = start_reader(way, 0)
-        reader.begin(count_in_order)
+        reader.begin(partial(count_in_order, repeats=repeats))
         number = 0
         while not cutter.has_spoken():
-            writer.enqueue(b"%d" % number, PATIENCE)
+            writer.enqueue(b"%d" % number * repeats, PATIENCE)
             number += 1
         assert cutter.hear() == "cut enough"
         writer.close(PATIENCE)
@@ -314,10 +337,10 @@ def test_connections_that_are_cut() -> None:
         reader.leave()
 
 
-def count_in_order(reader: MessageQueue) -> str:
+def count_in_order(reader: MessageQueue, repeats: int) -> str:
     number = 0
     for came in reader:
-        assert came == b"%d" % number, (came, number)
+        assert came == b"%d" % number * repeats, (came[:20], number)
         number += 1
     return str(number)
 

@@ -155,12 +155,15 @@ class Listening(sockets.Listening):
                 self.descriptors.shut(number)
         return None
 
-    def send(self, route: bytes, head: bytes, payload: memoryview | None = None) -> bool:
-        """One frame of one or two parts; False if its connection is gone."""
+    def send(
+        self, route: bytes, head: bytes | memoryview, payload: memoryview | None = None
+    ) -> bool:
+        """One frame of one or two parts, of which libzmq is lent the memoryviews; False if its
+        connection is gone."""
         try:
             _send(self.socket, route, _MORE)
             if payload is None:
-                _send(self.socket, head, _NOW)
+                _send(self.socket, head, _NOW, isinstance(head, bytes))
             else:
                 _send(self.socket, head, _MORE)
                 _send(self.socket, payload, _NOW, False)
@@ -213,10 +216,10 @@ class Connecting(sockets.Connecting):
             self.has_hung_up = True
             self.socket.disconnect(self._endpoint.text)
 
-    def next_part(self) -> bytes | None:
-        """The first part of the next frame; None: there is none."""
+    def next_part(self) -> zmq.Frame | None:
+        """The first part of the next frame, in libzmq's memory; None: there is none."""
         try:
-            part: bytes = receive(self.socket, _NOW)
+            part: zmq.Frame = receive(self.socket, _NOW, False)
         except zmq.Again:
             return None
         return part

@@ -32,7 +32,7 @@ from memlane._base.msgspec import msgspec
 from memlane.errors import CorruptMessage
 
 VERSION = 6
-SMALL = 8 * 1024
+SMALL = 32 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
 """Size limit of control frames, in bytes; readers send no other frames."""

@@ -42,6 +42,8 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from memlane.broadcast.protocol.peer import Cursor
 
 ACK_DELAY = 0.02
@@ -51,7 +53,6 @@ REPEAT = 1.0
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 _ROWS = 64  # of a REPORT that fits a reader's frame
 _STREAMS = (Stream.OWN, Stream.RELAY)
-_MESSAGE = bytes((What.MESSAGE,))
 _WELCOME = (*_STREAMS, Stream.ASKING)
 
 
@@ -255,11 +256,11 @@ class ReaderSession(ConnectionState):
 
     # Receiving --------------------------------------------------------------------------------
 
-    def receive_whole(self, part: bytes) -> bool:
+    def receive_whole(self, part: Buffer) -> bool:
         """Fast path of `receive` for the next messages if `part` contains all of them, as is the
         case for most. False for any other frame, and nothing is changed."""
         sequence, piece = self.wanted
-        if piece or not self._is_streaming or part[4:5] != _MESSAGE:
+        if piece or not self._is_streaming:
             return False
         messages = messages_in(part, self._header, sequence, Message)
         if messages is None:
