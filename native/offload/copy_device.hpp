@@ -3,8 +3,7 @@
 //
 // Queuing a copy costs the caller one to two microseconds, whatever its size, so copies are merged. Pairs whose
 // bytes are adjacent on both sides become one copy. Pairs with a constant step on both sides (the rows of a
-// region to the blocks of a cache) become one two-dimensional copy. The rest are queued in one call where the
-// runtime has one (cudaMemcpyBatchAsync, CUDA 12.8 and later; not on the legacy default stream).
+// region to the blocks of a cache) become one two-dimensional copy. `copy_ways.hpp` chooses how they are queued.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "offload/copy_layout.hpp"
+#include "offload/copy_ways.hpp"
 
 namespace memlane::offload {
 
@@ -25,9 +25,6 @@ struct DeviceCopy {
     std::size_t to_pitch;
     std::size_t from_pitch;
 };
-
-// cudaMemcpyKind.
-enum class Direction : int { to_device = 1, to_host = 2 };
 
 // The layout of cudaMemcpyAttributes: source accessed in stream order, no hints, no flags.
 struct BatchAttributes {
@@ -74,39 +71,63 @@ inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& t
     return copies;
 }
 
-// Queues the copies; returns CUDA's error, or 0. `queued` counts those accepted before the error.
-inline int queue_copies(const CudaRuntime& cuda, std::vector<DeviceCopy> copies, Direction direction, void* stream,
-                        std::size_t& queued) {
-    const int kind = static_cast<int>(direction);
-    queued = 0;
-    const auto flat = std::stable_partition(copies.begin(), copies.end(), [](const DeviceCopy& c) { return c.rows > 1; });
-    for (auto c = copies.begin(); c != flat; ++c, ++queued)
-        if (const int error = cuda.copy_2d(c->to, c->to_pitch, c->from, c->from_pitch, c->bytes, c->rows, kind, stream))
-            return error;
-    const auto left = static_cast<std::size_t>(copies.end() - flat);
-    const bool is_legacy = reinterpret_cast<std::uintptr_t>(stream) <= 1;  // it has two handles, 0 and 1
-    if (left > 1 && !is_legacy && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr)) {
-        std::vector<void*> to;
-        std::vector<const void*> from;
-        std::vector<std::size_t> bytes;
-        for (auto c = flat; c != copies.end(); ++c) {
-            to.push_back(c->to);
-            from.push_back(c->from);
-            bytes.push_back(c->bytes);
-        }
-        BatchAttributes attributes;
-        std::size_t first = 0;
-        std::size_t failed = 0;
-        const int error =
-            cuda.batch_13 != nullptr
-                ? cuda.batch_13(to.data(), from.data(), bytes.data(), left, &attributes, &first, 1, stream)
-                : cuda.batch_12(to.data(), from.data(), bytes.data(), left, &attributes, &first, 1, &failed, stream);
-        if (error == 0) queued += left;
-        return error;
+struct Queued {
+    int error = 0;           // CUDA's, or 0
+    std::size_t copies = 0;  // those accepted before the error
+    WaysTaken ways;
+};
+
+// The copies in one call.
+inline int queue_batch(const CudaRuntime& cuda, const std::vector<DeviceCopy>& copies, void* stream) {
+    std::vector<void*> to;
+    std::vector<const void*> from;
+    std::vector<std::size_t> bytes;
+    for (const DeviceCopy& c : copies) {
+        to.push_back(c.to);
+        from.push_back(c.from);
+        bytes.push_back(c.bytes);
     }
-    for (auto c = flat; c != copies.end(); ++c, ++queued)
-        if (const int error = cuda.copy(c->to, c->from, c->bytes, kind, stream)) return error;
-    return 0;
+    BatchAttributes attributes;
+    std::size_t first = 0;
+    std::size_t failed = 0;
+    return cuda.batch_13 != nullptr
+               ? cuda.batch_13(to.data(), from.data(), bytes.data(), copies.size(), &attributes, &first, 1, stream)
+               : cuda.batch_12(to.data(), from.data(), bytes.data(), copies.size(), &attributes, &first, 1, &failed, stream);
+}
+
+// Queues copies that are alike, until one is refused.
+inline void queue_group(const CudaRuntime& cuda, const std::vector<DeviceCopy>& copies, Direction direction, void* stream,
+                        Queued& queued) {
+    if (copies.empty() || queued.error != 0) return;
+    std::size_t bytes = 0;
+    for (const DeviceCopy& c : copies) bytes += c.bytes * c.rows;
+    const bool is_legacy = reinterpret_cast<std::uintptr_t>(stream) <= 1;  // it has two handles, 0 and 1
+    const bool has_batches = !is_legacy && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr);
+    const CopyGroup group{direction, copies.front().rows > 1, copies.size(), bytes / copies.size()};
+    const Way way = way_of(group, has_batches);
+    queued.ways.add(way);
+    if (way == Way::batch) {
+        queued.error = queue_batch(cuda, copies, stream);
+        if (queued.error == 0) queued.copies += copies.size();
+        return;
+    }
+    const int kind = static_cast<int>(direction);
+    for (const DeviceCopy& c : copies) {
+        queued.error = way == Way::loop
+                           ? cuda.copy(c.to, c.from, c.bytes, kind, stream)
+                           : cuda.copy_2d(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes, c.rows, kind, stream);
+        if (queued.error != 0) return;
+        ++queued.copies;
+    }
+}
+
+// Queues the copies, those of several rows first.
+inline Queued queue_copies(const CudaRuntime& cuda, std::vector<DeviceCopy> copies, Direction direction, void* stream) {
+    const auto flat = std::stable_partition(copies.begin(), copies.end(), [](const DeviceCopy& c) { return c.rows > 1; });
+    Queued queued;
+    queue_group(cuda, {copies.begin(), flat}, direction, stream, queued);
+    queue_group(cuda, {flat, copies.end()}, direction, stream, queued);
+    return queued;
 }
 
 }  // namespace memlane::offload

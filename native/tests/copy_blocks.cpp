@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -245,10 +246,12 @@ void test_device() {
             CHECK(copies.size() == 3 && copies[0].rows == (gap == 0 ? 1 : 10));
             cuda.batch_13 = has_batch ? fake_batch : nullptr;
             std::fill(calls, calls + 3, 0);
-            std::size_t queued = 0;
             int stream = 0;
-            CHECK(queue_copies(cuda, copies, Direction::to_device, &stream, queued) == 0);
-            CHECK(queued == 3 && calls[1] == (gap == 0 ? 0 : 1));
+            const Queued queued = queue_copies(cuda, copies, Direction::to_device, &stream);
+            CHECK(queued.error == 0 && queued.copies == 3);
+            const std::string ways = std::string(gap == 0 ? "" : "2d+") + (has_batch ? "batch" : "loop");
+            CHECK(queued.ways.names() == ways && WaysTaken().names() == "none");
+            CHECK(calls[1] == (gap == 0 ? 0 : 1));
             CHECK(calls[2] == (has_batch ? 1 : 0) && calls[0] == (has_batch ? 0 : gap == 0 ? 3 : 2));
             for (std::size_t i = 0; i < pairs.size(); i += 2)
                 CHECK(std::memcmp(from.block(static_cast<std::uint32_t>(pairs[i])),
@@ -260,10 +263,10 @@ void test_device() {
     const Array from(4, 64, 1);
     const Array to(4, 64, 1);
     const std::int64_t pairs[] = {0, 2, 1, 1, 2, 0};
-    std::size_t queued = 0;
     const auto copies = device_copies(from.blocks, to.blocks, check_pairs(pairs, 3, from.blocks, to.blocks).pairs);
     int stream = 0;
-    CHECK(queue_copies(cuda, copies, Direction::to_device, &stream, queued) == 700 && queued == 1);
+    const Queued queued = queue_copies(cuda, copies, Direction::to_device, &stream);
+    CHECK(queued.error == 700 && queued.copies == 1);
 }
 
 }  // namespace

@@ -883,8 +883,10 @@ class CudaCopies:
 
     def queue(
         self, src: BlockArray, dst: BlockArray, pairs: object, to_device: bool, stream: int
-    ) -> tuple[int, int, int]:
-        """Returns the bytes, the number of queued copies, and CUDA's error."""
+    ) -> tuple[int, int, str, int]:
+        """
+        Returns the bytes, the number of queued copies, the ways they took, and CUDA's error.
+        """
 
 class PinnedBlocks:
     """`memlane.tiers.Pin`."""

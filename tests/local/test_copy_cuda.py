@@ -68,13 +68,15 @@ def test_moves(library: Path, step: int, to_gpu: bool) -> None:
         runtime = runtime_of(fake)
         for stream in (0, 1, STREAM):
             dst[:] = 0
-            assert runtime.queue(source, target, PAIRS, stream) == (23 * 64, 4)
+            last = "batch" if stream > 1 and has_batches(fake) else "loop"
+            ways = f"2d+{last}" if step == 2 else last
+            assert runtime.queue(source, target, PAIRS, stream) == (23 * 64, 4, ways)
             assert (dst[PAIRS[:, 1]] == src[PAIRS[:, 0]]).all()
         assert fake.batches_queued() == has_batches(fake)
         for pairs in (PAIRS[[0, 0]], PAIRS + 1000):
             with pytest.raises(PairRefused):
                 runtime.queue(source, target, pairs, STREAM)
-        assert runtime.queue(source, target, PAIRS[:0], STREAM) == (0, 0)
+        assert runtime.queue(source, target, PAIRS[:0], STREAM) == (0, 0, "none")
 
     with_runtime(library, scene)
 
@@ -112,7 +114,7 @@ def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
         source = Side("src", memory[:, :8])
         target = on_gpu(fake, "dst", np.ones((3, 8), np.int8))
         moved = runtime_of(fake).queue(source, target, np.array([(0, 0), (1, 1), (2, 2)]), STREAM)
-        assert moved == (24, 3)
+        assert moved == (24, 3, "batch")
         assert not target.keeper.any()
 
     with_runtime(newest, scene)

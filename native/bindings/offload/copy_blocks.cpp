@@ -4,6 +4,7 @@
 // also to read and check the pairs. Changing the pairs meanwhile does no harm: they are read once.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -165,15 +167,14 @@ public:
             cuda_.batch_13 = reinterpret_cast<offload::CudaRuntime::Batch13>(batch);
     }
 
-    // Returns the bytes, the number of copies queued, and CUDA's error.
-    std::tuple<std::uint64_t, std::size_t, int> queue(const BlockArray& from, const BlockArray& to, nb::handle pairs,
-                                                      bool to_device, std::uintptr_t stream) const {
+    // Returns the bytes, the number of copies queued, the ways they took, and CUDA's error.
+    std::tuple<std::uint64_t, std::size_t, std::string, int> queue(const BlockArray& from, const BlockArray& to, nb::handle pairs,
+                                                                   bool to_device, std::uintptr_t stream) const {
         require_movable(from, to);
         const PairArray array(pairs);
         offload::Finding finding;
         std::uint64_t bytes = 0;
-        std::size_t queued = 0;
-        int error = 0;
+        offload::Queued queued;
         {
             const WithoutGil no_gil;  // a full queue of the driver blocks its caller
             const offload::Reading reading = array.check(from, to);
@@ -181,12 +182,12 @@ public:
             if (finding.fault == offload::Fault::none && from.blocks().block_bytes != 0) {
                 bytes = reading.pairs.size() * from.blocks().block_bytes;
                 const auto direction = to_device ? offload::Direction::to_device : offload::Direction::to_host;
-                error = offload::queue_copies(cuda_, offload::device_copies(from.blocks(), to.blocks(), reading.pairs),
-                                              direction, reinterpret_cast<void*>(stream), queued);
+                queued = offload::queue_copies(cuda_, offload::device_copies(from.blocks(), to.blocks(), reading.pairs),
+                                               direction, reinterpret_cast<void*>(stream));
             }
         }
         raise_if_found(finding, array, from, to);
-        return {bytes, queued, error};
+        return {bytes, queued.copies, queued.ways.names(), queued.error};
     }
 
 private:
@@ -210,7 +211,7 @@ void bind_copy_blocks(nb::module_& m) {
              "tells_index"_a,
              "Function addresses; `batch` 0: none. `tells_index`: it reports which copy was refused.")
         .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a,
-             "Returns the bytes, the number of queued copies, and CUDA's error.");
+             "Returns the bytes, the number of queued copies, the ways they took, and CUDA's error.");
 }
 
 }  // namespace memlane::bindings

@@ -68,14 +68,15 @@ class Runtime:
 
     def queue(
         self, src: Side, dst: Side, pairs: np.ndarray[Any, Any], stream: int
-    ) -> tuple[int, int]:
-        """Queues copies; returns (bytes, copies). The copies before a refused one stay queued."""
-        nbytes, copies, code = self._copies.queue(
+    ) -> tuple[int, int, str]:
+        """Queues copies; returns (bytes, copies, ways). The copies before a refused one stay
+        queued."""
+        nbytes, copies, ways, code = self._copies.queue(
             src.blocks, dst.blocks, pairs, dst.device is not None, stream
         )
         if code:
             raise CopyFailed(code, self._cleared(code), copies)
-        return nbytes, copies
+        return nbytes, copies, ways
 
     def _check(self, call: str, code: int) -> None:
         if code:

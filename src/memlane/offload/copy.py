@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 256
 
+_log = logging.getLogger("memlane.offload")
 _has_warned = False
 
 
@@ -91,7 +92,11 @@ def copy_blocks(
         if threads is not None:
             raise InvalidArgument("threads= is for moves within host memory")
         moved = cuda.transfer(source, target, ids, stream)
-        return moved.wait() if stream is None else moved
+        if stream is not None:
+            return moved
+        moved.wait()
+        _log.debug("%r from %s to %s", moved, source.device or "host", target.device or "host")
+        return moved.nbytes
     if stream is not None:
         if not cuda.is_available():
             raise Unsupported("stream= is for moves to or from a GPU; torch finds none here")

@@ -38,16 +38,24 @@ class BlockTransfer:
     Attributes:
         nbytes: number of bytes they copy.
         copies: number of copies queued; adjacent blocks are one.
+        method: how they were queued: `2d` (blocks at a regular step as one copy), `batch` (one call
+            for all), `loop` (one call each), several joined by `+`, or `none`.
         event: a `torch.cuda.Event` recorded after them, for other streams to wait for.
     """
 
-    __slots__ = ("_arrays", "copies", "event", "nbytes")
+    __slots__ = ("_arrays", "copies", "event", "method", "nbytes")
 
     def __init__(
-        self, nbytes: int, copies: int, event: torch.cuda.Event, arrays: tuple[Any, ...]
+        self,
+        nbytes: int,
+        copies: int,
+        method: str,
+        event: torch.cuda.Event,
+        arrays: tuple[Any, ...],
     ) -> None:
         self.nbytes = nbytes
         self.copies = copies
+        self.method = method
         self.event = event
         self._arrays = arrays
 
@@ -73,7 +81,7 @@ class BlockTransfer:
         _under_way.discard(self)
 
     def __repr__(self) -> str:
-        return f"<BlockTransfer of {self.nbytes} bytes in {self.copies} copies>"
+        return f"<BlockTransfer of {self.nbytes} bytes in {self.copies} copies ({self.method})>"
 
 
 def is_available() -> bool:
@@ -114,11 +122,11 @@ def transfer(
         event = torch.cuda.Event()
         behind, stream = stream, _with_batches(stream, device)
         try:
-            nbytes, copies = runtime.queue(src, dst, pairs, stream.cuda_stream)
+            nbytes, copies, method = runtime.queue(src, dst, pairs, stream.cuda_stream)
             event.record(stream)
             if behind is not stream:
                 behind.wait_event(event)
-            moved = BlockTransfer(nbytes, copies, event, (src, dst))
+            moved = BlockTransfer(nbytes, copies, method, event, (src, dst))
             _under_way.add(moved)
         except InvalidArgument:  # before anything was queued
             raise
