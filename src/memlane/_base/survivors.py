@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +43,17 @@ def _uses_of_a_local() -> int:
     return sys.getrefcount(part)
 
 
+# Functions that drop such references; systems that keep some add theirs.
+DROPPERS: list[Callable[[], None]] = []
+
 _LISTED = _uses([object()])[0]
 _LOCAL = _uses_of_a_local()
+
+
+def drop_finished() -> None:
+    """Drops the references that are kept for asynchronous work which has ended."""
+    for drop in DROPPERS:
+        drop()
 
 
 def survivor(box: list[Any], lease: ViewLease) -> str | None:

@@ -39,6 +39,7 @@ class Runtime:
         library.cudaHostRegister.argtypes = (pointer, size, ctypes.c_uint)
         library.cudaHostUnregister.argtypes = (pointer,)
         library.cudaGetErrorString.restype = ctypes.c_char_p
+        self.path = path
         self._library = library
         version = self._version("cudaRuntimeGetVersion")
         has_batches = min(version, self._version("cudaDriverGetVersion")) >= _FIRST_WITH_BATCHES

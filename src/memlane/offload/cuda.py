@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from memlane._base.survivors import DROPPERS
 from memlane.errors import InvalidArgument, InvalidType, Unsupported
 from memlane.offload._runtime import Runtime, loaded_runtime
 
@@ -170,6 +171,9 @@ def device_in_use() -> AbstractContextManager[object]:
 def forget_finished() -> None:
     """Drops the arrays of finished transfers that nobody has waited for."""
     _ask_all(lambda transfer: transfer.done)
+
+
+DROPPERS.append(forget_finished)
 
 
 def finish_all() -> None:

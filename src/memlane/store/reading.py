@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.diagnosis import view_in_use
-from memlane._base.survivors import survivor
+from memlane._base.survivors import drop_finished, survivor
 from memlane.errors import InvalidType, ObjectGone, Unsupported
 
 if TYPE_CHECKING:
@@ -166,6 +166,8 @@ class ObjectView:
         try:
             for event in self._events:
                 event.synchronize()
+            if self._events:
+                drop_finished()  # copies on that stream refer to the object
             if not self._storage.is_closed:
                 self._storage._finish(pinned)
         finally:
