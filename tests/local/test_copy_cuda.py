@@ -7,10 +7,8 @@ memory are performed when an event is waited for.
 import ctypes
 import shutil
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +17,11 @@ from memlane import CopyFailed, InvalidArgument, PairRefused, Unsupported
 from memlane.offload import _runtime, cuda
 from memlane.offload._arrays import Side
 from tests.support.cuda import STREAM, build_runtime, with_runtime
+from tests.support.gpus import GPU, Current, Event, Stream, play
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, new_id, region_of
 
 torch = pytest.importorskip("torch")
-
-GPU = torch.device("cuda:1")
 
 
 @pytest.fixture(scope="module", params=[(13000, 13000), (12080, 12090), (12080, 12060)], ids=str)
@@ -143,73 +140,11 @@ def test_a_runtime_that_was_removed(newest: Path, tmp_path: Path) -> None:
     with_runtime(library, scene)
 
 
-class Event:
-    """Done when it is waited for."""
-
-    fake: Any = None
-    fails = False
-
-    def __init__(self) -> None:
-        assert torch.cuda.current == GPU  # type: ignore[attr-defined]
-        self.is_done = False
-
-    def record(self, stream: "Stream") -> None:
-        assert isinstance(stream, Stream)
-        if Event.fails:
-            raise RuntimeError("the GPU is gone")
-
-    def query(self) -> bool:
-        return self.is_done
-
-    def synchronize(self) -> None:
-        Event.fake.finish()
-        self.is_done = True
-
-
-class Stream:
-    """Waits are recorded, in their order."""
-
-    order: ClassVar[list[Any]] = []
-
-    def __init__(self, device: torch.device = GPU, handle: int = STREAM) -> None:
-        self.device = device
-        self.cuda_stream = handle
-        self.waits = 0
-
-    def synchronize(self) -> None:
-        Event.fake.finish()
-        self.waits += 1
-
-    def wait_stream(self, other: "Stream") -> None:
-        Stream.order.append((self.cuda_stream, other.cuda_stream))
-
-    def wait_event(self, event: Event) -> None:
-        Stream.order.append((self.cuda_stream, event))
-
-
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    """torch's side of CUDA, with a current device other than the tensor's."""
-    default = Stream(handle=0)
-
-    @contextmanager
-    def device(wanted: torch.device) -> Iterator[None]:
-        before = torch.cuda.current  # type: ignore[attr-defined]
-        monkeypatch.setattr(torch.cuda, "current", wanted)
-        yield
-        monkeypatch.setattr(torch.cuda, "current", before)
-
-    def current_stream(asked: torch.device) -> Stream:
-        assert asked == GPU
-        return default
-
-    monkeypatch.setattr(torch.cuda, "current", torch.device("cuda:0"), raising=False)
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    """torch's side of CUDA; the legacy default stream."""
     monkeypatch.setattr(Event, "fails", False)
-    return default
+    return play(monkeypatch.setattr)
 
 
 def transfers(library: Path, scene: Any) -> None:
@@ -239,7 +174,7 @@ def test_a_transfer_keeps_its_arrays(newest: Path, played: Stream) -> None:
         view = host[:]
         kept = weakref.ref(view)
         moved = cuda.transfer(Side("src", view), cache, MIRRORED, Stream())  # type: ignore[arg-type]
-        assert torch.cuda.current == torch.device("cuda:0")  # type: ignore[attr-defined]
+        assert Current.device == torch.device("cuda:0")
         del view
         assert (moved.done, fake.copies_waiting(), kept() is not None) == (False, 8, True)
         assert not cache.keeper.any()

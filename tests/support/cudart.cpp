@@ -39,7 +39,7 @@ constexpr Address kStream = 0x5eed0;
 
 Ranges registered, of_gpu;
 std::vector<Copy> waiting;
-int sticky = 0, calls = 0, fails_at = 0, fails_with = 0, late = 0, batches = 0;
+int sticky = 0, calls = 0, fails_at = 0, fails_with = 0, late = 0, batches = 0, waits = 0;
 
 int refuse(int code) { return sticky = code; }
 
@@ -165,6 +165,7 @@ int cudaGetLastError() {
     sticky = 0;
     return last;
 }
+int cudaPeekAtLastError() { return sticky; }
 const char* cudaGetErrorString(int code) { return code == 2 ? "out of memory" : "it failed"; }
 
 // For tests.
@@ -173,7 +174,9 @@ void fail_at_call(int number, int code) { calls = 0, fails_at = number, fails_wi
 void finish() {
     for (const Copy& copy : waiting) std::memcpy(copy.to, copy.from, copy.bytes);
     waiting.clear();
+    ++waits;
 }
+int times_finished() { return waits; }
 std::size_t copies_waiting() { return waiting.size(); }
 std::size_t ranges_registered() { return registered.size(); }
 std::size_t bytes_registered() {
