@@ -20,7 +20,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved renamed demo demo-hosts check test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench figures bench-peers engines docs docs-links stub clean
+.PHONY: moved renamed demo demo-hosts check test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench gpu gpu-wheels figures bench-peers engines docs docs-links stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -186,6 +186,51 @@ bench: bench-peers
 	$(PY) -m benchmarks.gathering
 	$(PY) -m benchmarks.latest
 	$(PY) -m benchmarks.tiers
+
+# Everything that needs a GPU, on a machine with one (made for an H100 or H200): first the tests, then the measurements, in eight
+# minutes and without a network; gpu.json and gpu.md are written to GPU_OUTPUT. Its packages are those of PYTHON, torch among
+# them; what it lacks beside them is taken from build/wheels. DRY=1: all of it on a stand-in, in small, where there is no GPU.
+DRY ?=
+GPU_PYTHON := $(if $(DRY),$(PY),$(PYTHON))
+GPU_PY := build/gpu/venv/bin/python
+GPU_PIP := $(GPU_PY) -m pip install -q --disable-pip-version-check --no-index --no-deps
+GPU_SECONDS ?= 440
+GPU_OUTPUT ?= build/gpu
+GPU_NEEDS := 'msgspec>=0.18' 'pyzmq>=26'
+
+gpu: $(if $(DRY),$(VENV)/.tools)
+	@DRY=$(DRY) $(GPU_PYTHON) -c "$$REFUSE_NO_GPU"
+	@mkdir -p build/gpu && echo $$(($$(date +%s) + $(GPU_SECONDS))) >build/gpu/until
+	$(GPU_PYTHON) -m venv --system-site-packages --without-pip build/gpu/venv
+	@# Where PYTHON itself is in a virtual environment, its packages are not the system's.
+	@$(GPU_PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	    >"$$($(GPU_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/python.pth"
+	@$(GPU_PIP) --find-links build/wheels $(GPU_NEEDS) || \
+	    { echo 'make gpu: run `make gpu-wheels` where there is a network, and bring build/wheels here' >&2; exit 1; }
+	$(GPU_PIP) --no-build-isolation .
+	@rm -f build/gpu/tests.xml
+	status=0; tests/own_shm.sh timeout -k 5 200 $(GPU_PY) -m pytest -q -p no:cacheprovider --durations=5 \
+	    --junitxml=build/gpu/tests.xml tests/gpu $(if $(DRY),tests/local/test_gpu_scenes.py) || status=$$?; \
+	tests/own_shm.sh $(GPU_PY) -m benchmarks.gpu $(if $(DRY),--dry) --until $$(cat build/gpu/until) \
+	    --tests build/gpu/tests.xml --output $(GPU_OUTPUT) || status=$$?; exit $$status
+
+# The wheels that `make gpu` may need, for CPython 3.12 on x86-64; then the size of what to bring there, with the tree.
+gpu-wheels: $(VENV)/.installed
+	$(PY) -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+	    $(patsubst %,--platform manylinux_%_x86_64,2_28 2_27 2_26 2_24 2_17) --platform manylinux2014_x86_64 \
+	    -d build/wheels $(GPU_NEEDS)
+	@{ git ls-files -z; find build/wheels -type f -print0; } | du -ch --files0-from=- | tail -1
+
+define REFUSE_NO_GPU
+import os, sys
+try:
+    import torch
+except ImportError:
+    sys.exit('make gpu: %s has no torch; name another: make gpu PYTHON=...' % sys.executable)
+if not os.environ['DRY'] and not torch.cuda.is_available():
+    sys.exit('make gpu: torch finds no GPU here; make gpu DRY=1 runs all of it on a stand-in')
+endef
+export REFUSE_NO_GPU
 
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
 figures: bench-peers

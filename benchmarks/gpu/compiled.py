@@ -21,15 +21,12 @@ class NotCompiled(Exception):
     """Neither compiler is here, or it refused; the text says which and why."""
 
 
-def kernel_code(architecture: str, folders: list[Path]) -> tuple[bytes, str]:
-    """The code for an architecture such as `sm_90`, and who compiled it.
-
-    NVRTC is looked for in `folders`, the places of installed packages.
-    """
+def kernel_code(architecture: str, packages: Path) -> bytes:
+    """The code for an architecture such as `sm_90`; NVRTC is looked for among `packages`."""
     refusals = []
-    for path in _nvrtcs(folders):
+    for path in _nvrtcs(packages):
         try:
-            return _by_nvrtc(path, architecture), path.name
+            return _by_nvrtc(path, architecture)
         except NotCompiled as refusal:
             refusals.append(str(refusal))
     nvcc = shutil.which("nvcc")
@@ -41,14 +38,13 @@ def kernel_code(architecture: str, folders: list[Path]) -> tuple[bytes, str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotCompiled(f"nvcc: {done.stderr.strip()}")
-        return cubin.read_bytes(), "nvcc"
+        return cubin.read_bytes()
 
 
-def _nvrtcs(folders: list[Path]) -> Iterator[Path]:
+def _nvrtcs(packages: Path) -> Iterator[Path]:
     """In packages for CUDA 13 in nvidia/cu13/lib, for CUDA 12 in nvidia/cuda_nvrtc/lib."""
     for version in ("13", "12"):
-        for folder in folders:
-            yield from folder.glob(f"nvidia/*/lib/libnvrtc.so.{version}")
+        yield from packages.glob(f"nvidia/*/lib/libnvrtc.so.{version}")
 
 
 def _by_nvrtc(path: Path, architecture: str) -> bytes:

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from benchmarks.gpu.compiled import kernel_code, launcher
+from memlane.offload import _page_locks
 from memlane.offload._runtime import loaded_runtime
 
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
@@ -86,6 +86,16 @@ def fetched(device: Device, blocks: Any) -> np.ndarray[Any, Any]:
     return np.array(device.tensor(blocks).cpu())
 
 
+@contextmanager
+def pieces_of(nbytes: int) -> Iterator[None]:
+    """Within it, regions are registered in pieces of so many bytes."""
+    most, _page_locks.MOST_AT_ONCE = _page_locks.MOST_AT_ONCE, nbytes
+    try:
+        yield
+    finally:
+        _page_locks.MOST_AT_ONCE = most
+
+
 class Cuda:
     """The current GPU of this process's torch."""
 
@@ -101,6 +111,7 @@ class Cuda:
         properties = torch.cuda.get_device_properties(0)
         self.name = f"{properties.name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
         self.processors: int = properties.multi_processor_count
+        self._launch: Launch | None = None
         self._architecture = f"sm_{properties.major}{properties.minor}"
 
     def zeros(self, *shape: int) -> Any:
@@ -131,9 +142,11 @@ class Cuda:
         self._torch.cuda.synchronize()
 
     def kernel(self) -> Launch:
-        # nvidia's packages lie beside torch.
-        code, _ = kernel_code(self._architecture, [Path(os.path.dirname(self._torch.__path__[0]))])
-        return launcher(code)
+        if self._launch is None:
+            # NVIDIA's packages lie beside torch.
+            code = kernel_code(self._architecture, Path(self._torch.__path__[0]).parent)
+            self._launch = launcher(code)
+        return self._launch
 
     def product(self, side: int) -> Callable[[], object]:
         torch = self._torch

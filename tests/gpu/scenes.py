@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.gpu.device import Device, error_left, fetched
+from benchmarks.gpu.device import Device, error_left, fetched, pieces_of
 
 from memlane import CopyFailed, InvalidArgument, PairRefused, Unsupported, copy_blocks
-from memlane.offload import _page_locks
 from tests.support import Link
 from tests.support.gpus import start_with
 from tests.support.queues import refuses
@@ -228,16 +227,6 @@ def registered_by_another(gpu: Device, region: Region, offset: int) -> Any:
         assert gpu.runtime.cudaHostUnregister(page) == 0
 
     return undo
-
-
-@contextmanager
-def pieces_of(nbytes: int) -> Iterator[None]:
-    """Within it, a region is registered in pieces of so many bytes."""
-    most, _page_locks.MOST_AT_ONCE = _page_locks.MOST_AT_ONCE, nbytes
-    try:
-        yield
-    finally:
-        _page_locks.MOST_AT_ONCE = most
 
 
 def registered_in_pieces(gpu: Device, nbytes: int) -> None:

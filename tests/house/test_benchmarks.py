@@ -21,6 +21,7 @@ ALL = [
     "exporting",
     "gathering",
     "latest",
+    "gpu",
     "tiers",
     "tiers.chain",
     "tiers.redis",
@@ -79,7 +80,7 @@ def test_help(name: str) -> None:
         assert done.stdout.startswith("usage: ")
 
 
-@pytest.mark.parametrize("name", ["store", "offload.moving"])
+@pytest.mark.parametrize("name", ["store", "offload.moving", "gpu"])
 def test_without_torch(name: str) -> None:
     """It says that torch is missing, and how to get it."""
     done = run("-c", RUN_WITHOUT, f"benchmarks.{name}", "torch")
