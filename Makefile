@@ -187,8 +187,8 @@ bench: bench-peers
 	$(PY) -m benchmarks.latest
 	$(PY) -m benchmarks.tiers
 
-# Everything that needs a GPU, on a machine with one (made for an H100 or H200): first the tests, then the measurements, in eight
-# minutes and without a network; gpu.json and gpu.md are written to GPU_OUTPUT. Its packages are those of PYTHON, torch among
+# Everything that needs a GPU, on a machine with one (made for an H100 or H200): first the tests, then the measurements, in less
+# than eight minutes and without a network; gpu.json and gpu.md are written to GPU_OUTPUT. Its packages are those of PYTHON, torch among
 # them; what it lacks beside them is taken from build/wheels. DRY=1: all of it on a stand-in, in small, where there is no GPU.
 DRY ?=
 GPU_PYTHON := $(if $(DRY),$(PY),$(PYTHON))
@@ -201,7 +201,7 @@ GPU_NEEDS := 'msgspec>=0.18' 'pyzmq>=26'
 gpu: $(if $(DRY),$(VENV)/.tools)
 	@DRY=$(DRY) $(GPU_PYTHON) -c "$$REFUSE_NO_GPU"
 	@mkdir -p build/gpu && echo $$(($$(date +%s) + $(GPU_SECONDS))) >build/gpu/until
-	$(GPU_PYTHON) -m venv --system-site-packages --without-pip build/gpu/venv
+	$(GPU_PYTHON) -m venv --system-site-packages --without-pip --clear build/gpu/venv
 	@# Where PYTHON itself is in a virtual environment, its packages are not the system's.
 	@$(GPU_PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" \
 	    >"$$($(GPU_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/python.pth"

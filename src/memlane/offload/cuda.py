@@ -2,7 +2,7 @@
 
 This has not run on a GPU yet. The copies that it requests are tested against a library that has
 the functions of CUDA's runtime, checks their arguments as CUDA's manual specifies, and copies with
-memcpy (`tests/support/cuda.py`).
+memcpy (`tests/support/cuda.py`). `make gpu` runs the same tests on a GPU.
 """
 
 from __future__ import annotations
