@@ -198,7 +198,7 @@ GPU_SECONDS ?= 440
 GPU_OUTPUT ?= build/gpu
 GPU_NEEDS := 'msgspec>=0.18' 'pyzmq>=26'
 
-gpu: $(if $(DRY),$(VENV)/.tools)
+gpu: $(if $(filter $(PY),$(GPU_PYTHON)),$(VENV)/.tools)
 	@DRY=$(DRY) $(GPU_PYTHON) -c "$$REFUSE_NO_GPU"
 	@mkdir -p build/gpu && echo $$(($$(date +%s) + $(GPU_SECONDS))) >build/gpu/until
 	$(GPU_PYTHON) -m venv --system-site-packages --without-pip --clear build/gpu/venv
