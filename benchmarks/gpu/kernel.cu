@@ -1,8 +1,8 @@
 // Copies blocks between page-locked host memory and a GPU's own: a candidate that is measured, not a part of memlane.
 //
 // `places` has two addresses a block, from and to. The GPU reads and writes registered host memory at the host's own address,
-// as any does that has cudaDevAttrCanUseHostPointerForRegisteredMem. A warp copies one piece of a block at a time, 16 bytes a lane if all is aligned for that, with four
-// loads under way before the first store: each takes a round trip over the bus.
+// as any does that has cudaDevAttrCanUseHostPointerForRegisteredMem. A warp copies one piece of a block at a time, 16 bytes a
+// lane if all is aligned for that, with four loads under way before the first store: each takes a round trip over the bus.
 constexpr unsigned long long kPiece = 4096;
 
 extern "C" __global__ void copy_blocks(const unsigned long long* places, unsigned long long blocks, unsigned long long bytes) {

@@ -100,11 +100,12 @@ inline void queue_group(const CudaRuntime& cuda, const std::vector<DeviceCopy>& 
                         Queued& queued) {
     if (copies.empty() || queued.error != 0) return;
     std::size_t bytes = 0;
-    for (const DeviceCopy& c : copies) bytes += c.bytes * c.rows;
+    for (const DeviceCopy& c : copies) bytes += c.bytes;
     const bool is_legacy = reinterpret_cast<std::uintptr_t>(stream) <= 1;  // it has two handles, 0 and 1
     const bool has_batches = !is_legacy && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr);
-    const CopyGroup group{direction, copies.front().rows > 1, copies.size(), bytes / copies.size()};
-    const Way way = way_of(group, has_batches);
+    const bool has_rows = copies.front().rows > 1;
+    const Way way =
+        has_rows ? Way::two_dimensional : way_of(direction, copies.size(), bytes / copies.size(), has_batches);
     queued.ways.add(way);
     if (way == Way::batch) {
         queued.error = queue_batch(cuda, copies, stream);

@@ -16,34 +16,23 @@ enum class Direction : int { to_device = 1, to_host = 2 };
 // cudaMemcpy2DAsync for each copy, one cudaMemcpyBatchAsync for all, cudaMemcpyAsync for each.
 enum class Way : unsigned { two_dimensional, batch, loop };
 
-// The copies of one move that are alike: contiguous, or rows at a regular step.
-struct CopyGroup {
-    Direction direction;
-    bool has_rows;
-    std::size_t copies;
-    std::size_t bytes;  // of a copy, on average
-};
-
+// The way of contiguous copies. Rows at a regular step always go two-dimensionally: the others would copy the first row only.
 struct WayRow {
     Direction direction;
-    bool has_rows;
     std::size_t copies;  // at least so many
-    std::size_t bytes;   // of at least so many bytes
+    std::size_t bytes;   // of at least so many bytes on average
     Way way;
 };
 
 inline constexpr WayRow kWays[] = {
-    {Direction::to_device, true, 1, 0, Way::two_dimensional},
-    {Direction::to_host, true, 1, 0, Way::two_dimensional},
-    {Direction::to_device, false, 2, 0, Way::batch},
-    {Direction::to_host, false, 2, 0, Way::batch},
+    {Direction::to_device, 2, 0, Way::batch},
+    {Direction::to_host, 2, 0, Way::batch},
 };
 
-// The first row that fits, or the loop. Without `has_batches` (CUDA before 12.8; the legacy default stream) no batch fits.
-constexpr Way way_of(const CopyGroup& group, bool has_batches) noexcept {
+// That of the first row that fits, or the loop. Without `has_batches` (CUDA before 12.8; the legacy default stream) no batch fits.
+constexpr Way way_of(Direction direction, std::size_t copies, std::size_t bytes, bool has_batches) noexcept {
     for (const WayRow& row : kWays)
-        if (row.direction == group.direction && row.has_rows == group.has_rows && row.copies <= group.copies &&
-            row.bytes <= group.bytes && (has_batches || row.way != Way::batch))
+        if (row.direction == direction && row.copies <= copies && row.bytes <= bytes && (has_batches || row.way != Way::batch))
             return row.way;
     return Way::loop;
 }
