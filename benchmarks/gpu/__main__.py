@@ -70,11 +70,11 @@ def _measure(device: Device, arguments: argparse.Namespace) -> None:
     begin = time.monotonic()
     for cell in measure(device, scale, steps):
         run.cells.append(cell)
+        run.dropped, run.seconds = steps.dropped, time.monotonic() - begin
         say(cell.step.name)
-    run.dropped, run.seconds = steps.dropped, time.monotonic() - begin
-    checked = list(shown.bars(run))
-    write(arguments.output / "gpu.json", shown.to_json(run, checked))
-    write(arguments.output / "gpu.md", shown.to_markdown(run, checked))
+        checked = list(shown.bars(run))  # written each time: a GPU may end the process
+        write(arguments.output / "gpu.json", shown.to_json(run, checked))
+        write(arguments.output / "gpu.md", shown.to_markdown(run, checked))
     say("\n" + shown.to_markdown(run, checked))
     for line in bar_lines(checked):
         say(line)

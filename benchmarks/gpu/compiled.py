@@ -27,7 +27,7 @@ def kernel_code(architecture: str, packages: Path) -> bytes:
     for path in _nvrtcs(packages):
         try:
             return _by_nvrtc(path, architecture)
-        except NotCompiled as refusal:
+        except (NotCompiled, OSError) as refusal:
             refusals.append(str(refusal))
     nvcc = shutil.which("nvcc")
     if nvcc is None:

@@ -53,7 +53,7 @@ class Device(Protocol):
         """An event that tells times."""
 
     def delay(self, stream: Any) -> None:
-        """Keeps the stream busy: what is queued behind it is under way for 0.1 s at least."""
+        """Keeps the stream busy: what is queued behind it is under way for 0.5 s at least."""
 
     def finish(self) -> None:
         """Waits for all that was queued."""
@@ -77,7 +77,7 @@ def signed(path: str) -> ctypes.CDLL:
 
 def error_left(device: Device) -> int:
     """The error that a later, innocent call in this thread would report; clears it."""
-    return int(device.runtime.cudaPeekAtLastError() or device.runtime.cudaGetLastError())
+    return int(device.runtime.cudaGetLastError())
 
 
 def fetched(device: Device, blocks: Any) -> np.ndarray[Any, Any]:
@@ -136,7 +136,7 @@ class Cuda:
 
     def delay(self, stream: Any) -> None:
         with self.current(stream):
-            self._torch.cuda._sleep(200_000_000)  # cycles, of 2 GHz at most
+            self._torch.cuda._sleep(1_000_000_000)  # cycles, of 2 GHz at most
 
     def finish(self) -> None:
         self._torch.cuda.synchronize()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.device import TO_DEVICE, Device, pieces_of
+from benchmarks.gpu.device import TO_DEVICE, Device, error_left, pieces_of
 from benchmarks.gpu.plan import Plan, Scale, Step
 from benchmarks.gpu.ways import Library, Move, NotHere, Way, ceiling, ways
 from memlane import SharedOffloadRegion
@@ -82,8 +82,8 @@ class Bench:
             begin, cell = time.time(), Cell(step)
             try:
                 measures[step.kind](cell)
-            except (RuntimeError, OSError) as error:
-                cell.failed["all"] = str(error)
+            except Exception as error:
+                cell.failed["all"] = f"{type(error).__name__}: {error}"
             plan.took(step, time.time() - begin)
             yield cell
 
@@ -130,8 +130,8 @@ class Bench:
             except NotHere as missing:
                 cell.skipped[name] = str(missing)
                 continue
-            except (RuntimeError, OSError) as error:
-                cell.failed[name] = str(error)
+            except Exception as error:
+                cell.failed[name] = f"{type(error).__name__}: {error}"
                 continue
             chosen[name] = way, max(1, min(MOST_REPEATS, int(SHORTEST / taken)))
             if isinstance(way, Library):
@@ -223,6 +223,7 @@ class Bench:
         seconds = time.perf_counter() - begin
         error = error or runtime.cudaHostUnregister(address)
         if error:
+            error_left(self.device)  # cleared
             raise RuntimeError(f"cudaHostRegister or cudaHostUnregister: error {error}")
         return seconds
 

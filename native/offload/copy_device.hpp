@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 #include <vector>
 
 #include "offload/copy_layout.hpp"
@@ -48,8 +50,21 @@ struct CudaRuntime {
     Batch12 batch_12 = nullptr;
 };
 
+// Where registrations of host memory begin, in order. Drivers refuse a copy that reaches from one into the next.
+using Registered = std::vector<std::uintptr_t>;
+
+// How many bytes from there on lie before the next one.
+inline std::size_t bytes_before_next(const Registered& begins, const std::byte* at) {
+    const auto address = reinterpret_cast<std::uintptr_t>(at);
+    const auto next = std::upper_bound(begins.begin(), begins.end(), address);
+    return next == begins.end() ? std::numeric_limits<std::size_t>::max() : *next - address;
+}
+
 // The copies of a move, merged as far as possible.
-inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& to, const std::vector<Pair>& pairs) {
+inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& to, const std::vector<Pair>& pairs,
+                                             Direction direction, const Registered& begins) {
+    const bool is_from_host = direction == Direction::to_device;
+    const auto host_stride = static_cast<std::size_t>(is_from_host ? from.stride : to.stride);
     constexpr std::int64_t kMostPitch = 0x7fffffff;  // CUDA's limit is at least this
     std::vector<DeviceCopy> copies;
     for (const Segment& s : segments_of(from, to)) {
@@ -57,15 +72,24 @@ inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& t
         const bool joins = from.stride == width && to.stride == width;
         const bool steps = from.stride >= width && to.stride >= width && from.stride <= kMostPitch && to.stride <= kMostPitch;
         for (std::size_t i = 0; i < pairs.size();) {
+            std::byte* target = to.base + std::int64_t{pairs[i].to} * to.stride + s.to;
+            const std::byte* source = from.base + std::int64_t{pairs[i].from} * from.stride + s.from;
+            const auto room = [&] { return bytes_before_next(begins, is_from_host ? source : target); };
             std::size_t run = 1;
-            while (steps && i + run < pairs.size() && pairs[i + run].from == pairs[i].from + run &&
-                   pairs[i + run].to == pairs[i].to + run)
+            for (const std::size_t most = room(); steps && i + run < pairs.size() && run * host_stride + s.bytes <= most &&
+                                                  pairs[i + run].from == pairs[i].from + run &&
+                                                  pairs[i + run].to == pairs[i].to + run;)
                 ++run;
-            copies.push_back({to.base + std::int64_t{pairs[i].to} * to.stride + s.to,
-                              from.base + std::int64_t{pairs[i].from} * from.stride + s.from,
-                              joins ? s.bytes * run : s.bytes, joins ? 1 : run, static_cast<std::size_t>(to.stride),
-                              static_cast<std::size_t>(from.stride)});
             i += run;
+            if (run > 1 && !joins) {
+                copies.push_back({target, source, s.bytes, run, static_cast<std::size_t>(to.stride),
+                                  static_cast<std::size_t>(from.stride)});
+                continue;
+            }
+            for (std::size_t left = s.bytes * run, part = 0; left > 0; left -= part, target += part, source += part) {
+                part = std::min(left, room());
+                copies.push_back({target, source, part, 1, 0, 0});
+            }
         }
     }
     return copies;
@@ -78,7 +102,7 @@ struct Queued {
 };
 
 // The copies in one call.
-inline int queue_batch(const CudaRuntime& cuda, const std::vector<DeviceCopy>& copies, void* stream) {
+inline int queue_batch(const CudaRuntime& cuda, std::span<const DeviceCopy> copies, void* stream) {
     std::vector<void*> to;
     std::vector<const void*> from;
     std::vector<std::size_t> bytes;
@@ -108,8 +132,12 @@ inline void queue_group(const CudaRuntime& cuda, const std::vector<DeviceCopy>& 
         has_rows ? Way::two_dimensional : way_of(direction, copies.size(), bytes / copies.size(), has_batches);
     queued.ways.add(way);
     if (way == Way::batch) {
-        queued.error = queue_batch(cuda, copies, stream);
-        if (queued.error == 0) queued.copies += copies.size();
+        for (std::span<const DeviceCopy> left = copies; !left.empty() && queued.error == 0;) {
+            const auto part = left.first(std::min(left.size(), kMostInBatch));
+            queued.error = queue_batch(cuda, part, stream);
+            if (queued.error == 0) queued.copies += part.size();
+            left = left.subspan(part.size());
+        }
         return;
     }
     const int kind = static_cast<int>(direction);

@@ -29,6 +29,9 @@ inline constexpr WayRow kWays[] = {
     {Direction::to_host, 2, 0, Way::batch},
 };
 
+// Of one cudaMemcpyBatchAsync. Drivers have failed with 50,000 (vLLM, issue 49276); what is best is not measured yet.
+inline constexpr std::size_t kMostInBatch = 4096;
+
 // That of the first row that fits, or the loop. Without `has_batches` (CUDA before 12.8; the legacy default stream) no batch fits.
 constexpr Way way_of(Direction direction, std::size_t copies, std::size_t bytes, bool has_batches) noexcept {
     for (const WayRow& row : kWays)

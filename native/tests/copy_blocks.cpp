@@ -228,6 +228,13 @@ int fake_batch(void** to, const void** from, std::size_t* bytes, std::size_t cou
     return 0;
 }
 
+std::uintptr_t address_of(const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at); }
+
+Registered sorted(Registered begins) {
+    std::sort(begins.begin(), begins.end());
+    return begins;
+}
+
 void test_device() {
     CudaRuntime cuda;
     cuda.copy = fake_copy;
@@ -242,8 +249,13 @@ void test_device() {
             pairs.insert(pairs.end(), {5, 99, 7, 3});
             const Reading reading = check_pairs(pairs.data(), 12, from.blocks, to.blocks);
             CHECK(reading.finding.fault == Fault::none);
-            const auto copies = device_copies(from.blocks, to.blocks, reading.pairs);
+            const auto copies = device_copies(from.blocks, to.blocks, reading.pairs, Direction::to_device, {});
             CHECK(copies.size() == 3 && copies[0].rows == (gap == 0 ? 1 : 10));
+            // Registrations begin at the fourth block of the run, and within a single one.
+            const Registered begins = {address_of(from.block(23)), address_of(from.block(20)), address_of(from.block(5)) + 100};
+            const auto parts = device_copies(from.blocks, to.blocks, reading.pairs, Direction::to_device, sorted(begins));
+            CHECK(parts.size() == 5 && parts[0].bytes * parts[0].rows == 3 * 256 && parts[2].bytes == 100);
+            CHECK(parts[1].from == from.block(23) && parts[3].from == from.block(5) + 100 && parts[3].bytes == 156);
             cuda.batch_13 = has_batch ? fake_batch : nullptr;
             std::fill(calls, calls + 3, 0);
             int stream = 0;
@@ -263,7 +275,8 @@ void test_device() {
     const Array from(4, 64, 1);
     const Array to(4, 64, 1);
     const std::int64_t pairs[] = {0, 2, 1, 1, 2, 0};
-    const auto copies = device_copies(from.blocks, to.blocks, check_pairs(pairs, 3, from.blocks, to.blocks).pairs);
+    const auto reading = check_pairs(pairs, 3, from.blocks, to.blocks);
+    const auto copies = device_copies(from.blocks, to.blocks, reading.pairs, Direction::to_device, {});
     int stream = 0;
     const Queued queued = queue_copies(cuda, copies, Direction::to_device, &stream);
     CHECK(queued.error == 700 && queued.copies == 1);

@@ -125,7 +125,7 @@ class Sightings:
     ) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool, int, int]]:
         """By slot; reads from /proc what each is doing now."""
 
-def messages_in(frame: object, header: bytes, sequence: int, type: type[Any]) -> list[Any] | None:
+def messages_in(frame: bytes, header: bytes, sequence: int, type: type[Any]) -> list[Any] | None:
     """
     The messages of a frame, from that sequence on, as tuples of `type`; None: it is no such frame.
     """
@@ -154,7 +154,7 @@ class FrameBatch:
         """Nothing is left to send: the descriptor is quiet."""
 
     def close(self) -> None: ...
-    def frame(self) -> bytes | memoryview: ...
+    def frame(self) -> bytes: ...
     def fileno(self) -> int:
         """Readable when the frame must be sent, full or not."""
 
@@ -882,10 +882,16 @@ class CudaCopies:
         """
 
     def queue(
-        self, src: BlockArray, dst: BlockArray, pairs: object, to_device: bool, stream: int
+        self,
+        src: BlockArray,
+        dst: BlockArray,
+        pairs: object,
+        to_device: bool,
+        stream: int,
+        begins: Sequence[int],
     ) -> tuple[int, int, str, int]:
         """
-        Returns the bytes, the number of queued copies, the ways they took, and CUDA's error.
+        Returns bytes, number of copies, ways and CUDA's error. No copy crosses one of `begins`.
         """
 
 class PinnedBlocks:

@@ -169,7 +169,8 @@ public:
 
     // Returns the bytes, the number of copies queued, the ways they took, and CUDA's error.
     std::tuple<std::uint64_t, std::size_t, std::string, int> queue(const BlockArray& from, const BlockArray& to, nb::handle pairs,
-                                                                   bool to_device, std::uintptr_t stream) const {
+                                                                   bool to_device, std::uintptr_t stream,
+                                                                   const offload::Registered& begins) const {
         require_movable(from, to);
         const PairArray array(pairs);
         offload::Finding finding;
@@ -182,8 +183,8 @@ public:
             if (finding.fault == offload::Fault::none && from.blocks().block_bytes != 0) {
                 bytes = reading.pairs.size() * from.blocks().block_bytes;
                 const auto direction = to_device ? offload::Direction::to_device : offload::Direction::to_host;
-                queued = offload::queue_copies(cuda_, offload::device_copies(from.blocks(), to.blocks(), reading.pairs),
-                                               direction, reinterpret_cast<void*>(stream));
+                auto copies = offload::device_copies(from.blocks(), to.blocks(), reading.pairs, direction, begins);
+                queued = offload::queue_copies(cuda_, std::move(copies), direction, reinterpret_cast<void*>(stream));
             }
         }
         raise_if_found(finding, array, from, to);
@@ -210,8 +211,8 @@ void bind_copy_blocks(nb::module_& m) {
         .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, bool>(), "copy"_a, "copy_2d"_a, "batch"_a,
              "tells_index"_a,
              "Function addresses; `batch` 0: none. `tells_index`: it reports which copy was refused.")
-        .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a,
-             "Returns the bytes, the number of queued copies, the ways they took, and CUDA's error.");
+        .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a, "begins"_a,
+             "Returns bytes, number of copies, ways and CUDA's error. No copy crosses one of `begins`.");
 }
 
 }  // namespace memlane::bindings

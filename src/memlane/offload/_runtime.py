@@ -26,6 +26,10 @@ _FIRST_WITHOUT_INDEX = 13000
 _REGISTER_DEFAULT = 0
 
 
+# Where page-locked memory of this process begins that memlane has registered.
+_begins: set[int] = set()
+
+
 class CudaRefused(Exception):
     """A call of the runtime failed. Its error is cleared, so that later calls do not report it."""
 
@@ -63,8 +67,10 @@ class Runtime:
         self._check(
             "cudaHostRegister", self._library.cudaHostRegister(address, size, _REGISTER_DEFAULT)
         )
+        _begins.add(address)
 
     def unregister(self, address: int) -> None:
+        _begins.discard(address)
         self._check("cudaHostUnregister", self._library.cudaHostUnregister(address))
 
     def queue(
@@ -73,7 +79,7 @@ class Runtime:
         """Queues copies; returns (bytes, copies, ways). The copies before a refused one stay
         queued."""
         nbytes, copies, ways, code = self._copies.queue(
-            src.blocks, dst.blocks, pairs, dst.device is not None, stream
+            src.blocks, dst.blocks, pairs, dst.device is not None, stream, sorted(_begins)
         )
         if code:
             raise CopyFailed(code, self._cleared(code), copies)
