@@ -33,7 +33,7 @@ public:
     static constexpr int kStream = 64;
 
     // `header`: of a message, whose kind, sequence and bytes are still to be written.
-    explicit FrameBatch(std::string header) : header_(std::move(header)) {}
+    explicit FrameBatch(std::string header) : header_(std::move(header)) { frame_.reserve(kFrameBytes); }
 
     // From now on so many messages, of so many bytes together, may wait here; the first is `sequence`. A call that sent ends:
     // how long it took says nothing about when the next one comes.
@@ -59,9 +59,8 @@ public:
         return messages_ > 0 && static_cast<std::int64_t>(size) <= bytes_ && has_space(size);
     }
 
-    // A message that fits, just asked about by is_stream(). `frame`: memory of kFrameBytes, the same for all that share it.
-    // Returns whether everything is to be sent now.
-    bool add(std::uint8_t kind, std::string_view message, char* frame) noexcept {
+    // A message that fits, just asked about by is_stream(). Returns whether everything is to be sent now.
+    bool add(std::uint8_t kind, std::string_view message) {
         char header[MessageFrame::kHeaderBytes];
         const std::uint64_t sequence = first_ + count_, size = message.size();
         std::memcpy(header, header_.data(), sizeof header);
@@ -69,9 +68,8 @@ public:
         std::memcpy(header + MessageFrame::kSequenceAt, &sequence, sizeof sequence);
         std::memcpy(header + MessageFrame::kBytesAt, &size, sizeof size);
         if (count_ == 0) until_ = last_ + kLongest;
-        std::memcpy(frame + used_, header, sizeof header);
-        std::memcpy(frame + used_ + sizeof header, message.data(), size);
-        used_ += sizeof header + size;
+        frame_.append(header, sizeof header);
+        frame_.append(message);
         ++count_;
         size_ += size;
         --messages_;
@@ -83,12 +81,13 @@ public:
     std::uint64_t first() const noexcept { return first_; }
     std::uint64_t count() const noexcept { return count_; }
     std::uint64_t size() const noexcept { return size_; }  // without headers
-    std::size_t used() const noexcept { return used_; }    // of the frame's memory
+    std::string_view frame() const noexcept { return frame_; }
 
     // They are elsewhere.
     void clear() noexcept {
         first_ += count_;
-        count_ = size_ = used_ = 0;
+        count_ = size_ = 0;
+        frame_.clear();
     }
 
 private:
@@ -96,14 +95,14 @@ private:
     static constexpr int kLongestMemory = 1024;        // a stream goes on after a pause or two
 
     bool has_space(std::size_t size) const noexcept {
-        return used_ + MessageFrame::kHeaderBytes + size <= kFrameBytes;
+        return frame_.size() + MessageFrame::kHeaderBytes + size <= kFrameBytes;
     }
 
     const std::string header_;
+    std::string frame_;
     std::uint64_t first_ = 0;
     std::uint64_t count_ = 0;
     std::uint64_t size_ = 0;
-    std::size_t used_ = 0;
     std::int64_t messages_ = 0;
     std::int64_t bytes_ = 0;
     os::Nanoseconds last_ = 0;

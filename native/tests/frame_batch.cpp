@@ -16,14 +16,13 @@ constexpr int kMany = 1 << 20;
 
 struct Sender {
     FrameBatch batch{std::string(MessageFrame::kHeaderBytes, '-')};
-    std::string memory = std::string(FrameBatch::kFrameBytes, '?');
     Nanoseconds now = 1'000'000 * kMicrosecond;
 
     // Whether it waits, is sent with what waits, or alone.
     char send(Nanoseconds pause, std::size_t bytes = 100) {
         now += pause;
         if (!batch.is_stream(now) || !batch.fits(bytes)) return 'a';
-        return batch.add(4, std::string(bytes, 'x'), memory.data()) ? 's' : 'w';
+        return batch.add(4, std::string(bytes, 'x')) ? 's' : 'w';
     }
     // A stream, as long as it takes.
     void stream(int messages = FrameBatch::kStream) {
@@ -84,7 +83,7 @@ void a_frame_has_what_it_says() {
     while (sender.send(kMicrosecond, 1000) == 'w') ++count;
     CHECK(sender.batch.count() == static_cast<std::uint64_t>(count) + 1);
     CHECK(sender.batch.size() == 1000u * (count + 1));
-    const std::string frame = sender.memory.substr(0, sender.batch.used());
+    const std::string frame{sender.batch.frame()};
     CHECK(frame.size() <= FrameBatch::kFrameBytes);
     CHECK(frame.size() == (count + 1) * (1000 + MessageFrame::kHeaderBytes));
     for (int i = 0; i <= count; ++i) {
@@ -99,7 +98,7 @@ void a_frame_has_what_it_says() {
     }
     sender.batch.clear();
     CHECK(sender.batch.first() == first + count + 1);
-    CHECK(sender.batch.used() == 0);
+    CHECK(sender.batch.frame().empty());
 }
 
 void no_more_than_there_is_room_for() {

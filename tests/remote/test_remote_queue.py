@@ -84,6 +84,17 @@ def test_what_arrives_is_the_readers_own() -> None:
             got[:] = 0
 
 
+@pytest.mark.parametrize("relay", [False, True])
+def test_arrays_of_any_size_are_writable(relay: bool) -> None:
+    with remote_queue(2, relay=relay) as (writer, readers):
+        for nbytes in (1, 4096, 8000, SMALL // 2, SMALL - 300, SMALL, PIECE, PIECE + 1):
+            writer.enqueue({"array": np.full(nbytes, 1, np.uint8)}, PATIENCE)
+            for reader in readers:
+                got = reader.dequeue(PATIENCE)["array"]
+                got += 1
+                assert (got == 2).all(), nbytes
+
+
 def test_messages_before_anybody_is_there() -> None:
     """A reader that attaches late gets every message from the first."""
     with remote_writer(2) as writer:

@@ -126,9 +126,8 @@ def large(number: int) -> bytes:
     return b"%08d" % number * (SMALL // 8)
 
 
-def test_full_frames_are_memory_of_their_own(frames: Frames) -> None:
-    """Their memory is lent until every reader has acknowledged them, and the next frame is
-    elsewhere."""
+def test_full_frames(frames: Frames) -> None:
+    """They are kept until the reader has acknowledged them, and the next one is elsewhere."""
     with remote_queue(1) as (writer, (reader,)):
         stream(writer, 200)
         for _ in range(200):

@@ -7,14 +7,11 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "bindings/messages/encoder.hpp"
-#include "bindings/python/buffer.hpp"
-#include "bindings/python/buffer_pool.hpp"
 #include "bindings/python/failures.hpp"
 #include "broadcast/frame_batch.hpp"
 #include "os/clock.hpp"
@@ -53,13 +50,11 @@ public:
         if (message.size() > most_) batch_.end_stream();
         // Encoding may have run a finalizer, and that anything.
         if (message.size() > most_ || !batch_.fits(message.size())) return nb::none();
-        if (!memory_) memory_.emplace(pooled_buffer(broadcast::FrameBatch::kFrameBytes));
         if (batch_.count() == 0 && !is_timed_) {
             os::set_timer(timer_.file(), os::Deadline::after(broadcast::FrameBatch::kLongest));
             is_timed_ = true;
         }
-        const auto kind = static_cast<std::uint8_t>(found->kind);
-        return nb::bool_(batch_.add(kind, message, static_cast<char*>(memory_->memory())));
+        return nb::bool_(batch_.add(static_cast<std::uint8_t>(found->kind), message));
     }
 
     void open(std::uint64_t sequence, std::int64_t messages, std::int64_t bytes) noexcept {
@@ -69,10 +64,7 @@ public:
         batch_.shut();
         return batch_.count() > 0;
     }
-    void clear() noexcept {
-        if (is_lent()) memory_.reset();
-        batch_.clear();
-    }
+    void clear() noexcept { batch_.clear(); }
     // Whatever was here is sent. Until then the timer goes on: a signal handler may raise in between.
     void rest() {
         if (batch_.count() == 0 && std::exchange(is_timed_, false)) os::set_timer(timer_.file(), os::Deadline::never());
@@ -84,22 +76,14 @@ public:
         timer_ = {};
     }
 
-    // Bytes; if the memory is half used, that itself, and clear() takes another for the next frame.
-    nb::object frame() const {
-        if (batch_.used() == 0) return nb::bytes("", 0);
-        return is_lent() ? view_of(nb::cast(memory_->begin(batch_.used()))) : nb::bytes(memory_->memory(), batch_.used());
-    }
+    nb::bytes frame() const { return nb::bytes(batch_.frame().data(), batch_.frame().size()); }
     const broadcast::FrameBatch& batch() const noexcept { return batch_; }
     int fd() const noexcept { return timer_.file().get(); }
 
 private:
-    // Or readers that are slow would keep much more memory than their windows have bytes.
-    bool is_lent() const noexcept { return batch_.used() >= broadcast::FrameBatch::kFrameBytes / 2; }
-
     const nb::object encode_plain_;
     const std::size_t most_;
     broadcast::FrameBatch batch_;
-    std::optional<Buffer> memory_;  // of the frame
     os::OwnFile timer_;
     bool is_timed_ = false;
     const std::uint64_t generation_ = os::fork_generation().load();
@@ -107,13 +91,12 @@ private:
 
 // The messages of one frame, as tuples of the given type: sequence, kind, content. Each must have this header, but for kind,
 // sequence and bytes, and come right after the one before. None: it is no such frame.
-inline nb::object messages_in(nb::handle frame, const nb::bytes& header, std::uint64_t sequence, nb::type_object type) {
+inline nb::object messages_in(const nb::bytes& frame, const nb::bytes& header, std::uint64_t sequence, nb::type_object type) {
     using Header = broadcast::MessageFrame;
     std::string expected = checked_header(header);
     auto* const made = reinterpret_cast<PyTypeObject*>(type.ptr());
     if (!PyType_IsSubtype(made, &PyTuple_Type)) raise_error(Error::InvalidType, "type must be a tuple");
-    const HeldBuffer held(frame, PyBUF_SIMPLE);
-    std::string_view rest{static_cast<const char*>(held.data()), held.size()};
+    std::string_view rest{frame.c_str(), frame.size()};
     if (rest.empty()) return nb::none();
     nb::list found;
     for (; !rest.empty(); ++sequence) {
@@ -138,7 +121,7 @@ inline nb::object messages_in(nb::handle frame, const nb::bytes& header, std::ui
 inline void bind_frame_batch(nb::module_& m) {
     using namespace nb::literals;
     m.def("messages_in", &messages_in, "frame"_a, "header"_a, "sequence"_a, "type"_a,
-          nb::sig("def messages_in(frame: object, header: bytes, sequence: int, type: type[typing.Any]) -> list[typing.Any] | None"),
+          nb::sig("def messages_in(frame: bytes, header: bytes, sequence: int, type: type[typing.Any]) -> list[typing.Any] | None"),
           "The messages of a frame, from that sequence on, as tuples of `type`; None: it is no such frame.");
     nb::class_<BoundFrameBatch>(m, "FrameBatch", "Small messages that wait for each other, to share a frame.")
         .def(nb::init<const nb::object&, const nb::bytes&, std::size_t>(), "codec"_a, "header"_a, "most"_a)
@@ -151,7 +134,7 @@ inline void bind_frame_batch(nb::module_& m) {
         .def("clear", &BoundFrameBatch::clear, "They are elsewhere, but not sent.")
         .def("rest", &BoundFrameBatch::rest, "Nothing is left to send: the descriptor is quiet.")
         .def("close", &BoundFrameBatch::close)
-        .def("frame", &BoundFrameBatch::frame, nb::sig("def frame(self) -> bytes | memoryview"))
+        .def("frame", &BoundFrameBatch::frame, nb::sig("def frame(self) -> bytes"))
         .def("fileno", &BoundFrameBatch::fd, "Readable when the frame must be sent, full or not.")
         .def_prop_ro("first", [](const BoundFrameBatch& self) { return self.batch().first(); })
         .def_prop_ro("count", [](const BoundFrameBatch& self) { return self.batch().count(); })

@@ -23,8 +23,6 @@ public:
 
     void* memory() const noexcept { return memory_; }
     std::size_t bytes() const noexcept { return bytes_; }
-    // The first so many bytes of it, read-only; the same owner.
-    Buffer begin(std::size_t bytes) const { return {owner_, memory_, bytes, true}; }
 
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
         const auto* buffer = nb::inst_ptr<Buffer>(self);

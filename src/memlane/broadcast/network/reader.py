@@ -328,12 +328,11 @@ class NetworkReader(NetworkEnd):
             session.greet(time.monotonic())  # requests the wanted frame again
         self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
         while (part := transport.next_part()) is not None:
-            if not session.receive_whole(part):  # type: ignore[arg-type]  # has a buffer
+            if not session.receive_whole(part):
                 payload = transport.rest()
-                head = part.bytes
-                if head and (payload is None or len(payload)):  # an empty part voids the frame
+                if part and (payload is None or len(payload)):  # an empty part voids the frame
                     try:
-                        session.receive(head, payload, time.monotonic())
+                        session.receive(part, payload, time.monotonic())
                     except CorruptMessage as error:
                         logger.warning("reader %d requests a frame again: %s", self.rank, error)
             most -= 1

@@ -155,15 +155,12 @@ class Listening(sockets.Listening):
                 self.descriptors.shut(number)
         return None
 
-    def send(
-        self, route: bytes, head: bytes | memoryview, payload: memoryview | None = None
-    ) -> bool:
-        """One frame of one or two parts, of which libzmq is lent the memoryviews; False if its
-        connection is gone."""
+    def send(self, route: bytes, head: bytes, payload: memoryview | None = None) -> bool:
+        """One frame of one or two parts; False if its connection is gone."""
         try:
             _send(self.socket, route, _MORE)
             if payload is None:
-                _send(self.socket, head, _NOW, isinstance(head, bytes))
+                _send(self.socket, head, _NOW)
             else:
                 _send(self.socket, head, _MORE)
                 _send(self.socket, payload, _NOW, False)
@@ -216,10 +213,11 @@ class Connecting(sockets.Connecting):
             self.has_hung_up = True
             self.socket.disconnect(self._endpoint.text)
 
-    def next_part(self) -> zmq.Frame | None:
-        """The first part of the next frame, in libzmq's memory; None: there is none."""
+    def next_part(self) -> bytes | None:
+        """The first part of the next frame; None: there is none. Not as a `zmq.Frame`: what a
+        signal handler raises while that is freed is lost."""
         try:
-            part: zmq.Frame = receive(self.socket, _NOW, False)
+            part: bytes = receive(self.socket, _NOW)
         except zmq.Again:
             return None
         return part

@@ -65,7 +65,8 @@ def decode(message: Message, codec: Codec) -> Any:
         case Kind.OBJECT:
             return codec.decode(memory)  # type: ignore[arg-type]
         case Kind.FRAMES:
-            stream, buffers = split(memoryview(memory))
+            own = bytearray(memory) if isinstance(memory, bytes) else memory  # arrays are writable
+            stream, buffers = split(memoryview(own))
             return codec.decode_parts(stream, buffers)
         case _:
             raise CorruptMessage(

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from memlane.broadcast.protocol.peer import Cursor, Peer
 
 
-Piece = tuple[bytes | memoryview] | tuple[bytes, memoryview]
-"""One frame: a header, and its payload in memory that no longer changes. A small payload, or more
-than one, is behind the header in the same memory."""
+Piece = tuple[bytes] | tuple[bytes, memoryview]
+"""One frame: a header, and its payload in memory that no longer changes. A small payload is behind
+the header in the same bytes."""
 
 
 class Message(NamedTuple):

@@ -42,8 +42,6 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from memlane.broadcast.protocol.peer import Cursor
 
 ACK_DELAY = 0.02
@@ -256,7 +254,7 @@ class ReaderSession(ConnectionState):
 
     # Receiving --------------------------------------------------------------------------------
 
-    def receive_whole(self, part: Buffer) -> bool:
+    def receive_whole(self, part: bytes) -> bool:
         """Fast path of `receive` for the next messages if `part` contains all of them, as is the
         case for most. False for any other frame, and nothing is changed."""
         sequence, piece = self.wanted

@@ -139,7 +139,7 @@ class WriterSession:
                 due.append((peer.route, piece, peer, after))
         return due
 
-    def append_batch(self, first: int, frame: bytes | memoryview, size: int, count: int) -> None:
+    def append_batch(self, first: int, frame: bytes, size: int, count: int) -> None:
         """Makes `count` small messages that share a frame the newest, unless they are already."""
         if first == self._outbox.next:
             self._outbox.append((frame,), size, count)
