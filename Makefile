@@ -211,7 +211,8 @@ gpu: $(if $(filter $(PY),$(GPU_PYTHON)),$(VENV)/.tools)
 	@rm -f build/gpu/tests.xml
 	status=0; tests/own_shm.sh timeout -k 5 200 $(GPU_PY) -m pytest -q -p no:cacheprovider --durations=5 \
 	    --junitxml=build/gpu/tests.xml tests/gpu $(if $(DRY),tests/local/test_gpu_scenes.py) || status=$$?; \
-	tests/own_shm.sh $(GPU_PY) -m benchmarks.gpu $(if $(DRY),--dry) --until $$(cat build/gpu/until) \
+	end=$$(cat build/gpu/until); tests/own_shm.sh timeout -k 5 $$((end - $$(date +%s) + 30)) \
+	    $(GPU_PY) -m benchmarks.gpu $(if $(DRY),--dry) --until $$end \
 	    --tests build/gpu/tests.xml --output $(GPU_OUTPUT) || status=$$?; exit $$status
 
 # The wheels that `make gpu` may need, for CPython 3.12 on x86-64; then the size of what to bring there, with the tree.

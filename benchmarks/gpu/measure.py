@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.gpu.device import TO_DEVICE, Device, error_left, pieces_of
 from benchmarks.gpu.plan import Plan, Scale, Step
-from benchmarks.gpu.ways import Library, Move, NotHere, Way, ceiling, ways
+from benchmarks.gpu.ways import LIBRARY, Library, Move, NotHere, Way, ceiling, ways
 from memlane import SharedOffloadRegion
 from memlane.cli.bench.results import Figures
 
@@ -74,6 +74,7 @@ class Bench:
         """A step that fails does not end the others: a GPU is not always to be had."""
         measures: dict[str, Callable[[Cell], None]] = {
             "move": self._move,
+            "rows": self._move,
             "beside a matmul": self._beside,
             "registration": self._registration,
             "pieces": self._pieces,
@@ -88,7 +89,14 @@ class Bench:
             yield cell
 
     def _prepared(self, step: Step) -> Move:
-        """The move of a step: half of twice as many blocks, in no order on either side."""
+        """The move of a step: half of twice as many blocks, in no order on either side; or rows of
+        the host, each with a gap as long as itself, to blocks without."""
+        if step.kind == "rows":
+            host = self._host[: 2 * step.count * step.size].reshape(step.count, -1)[:, : step.size]
+            host[:] = self._content[: step.count * step.size].reshape(host.shape)
+            there = self._there[: step.count * step.size].reshape(host.shape)
+            pairs = np.arange(step.count).repeat(2).reshape(-1, 2)
+            return Move(step.direction, host, there, pairs, self._spare)
         blocks = 2 * step.count
         ids = [self._random.permutation(blocks)[: step.count] for _ in range(2)]
         part = blocks * step.size
@@ -119,6 +127,8 @@ class Bench:
         check = _Check(self.device, move)
         chosen = {}
         for name, make in ways(self.device).items():
+            if cell.step.kind == "rows" and name != LIBRARY:
+                continue  # these see single blocks, which are the same as in other moves
             try:
                 check.clear()
                 way = make(self.device, move, stream)
@@ -174,13 +184,15 @@ class Bench:
     # Beside a matmul ------------------------------------------------------------------------
 
     def _beside(self, cell: Cell) -> None:
-        """How long the same products take alone, and while each way moves without a pause."""
+        """How long the same products take alone, and while each way moves without a pause; and how
+        much it moves meanwhile."""
         move, stream = self._prepared(cell.step), self.device.stream()
         side, products = self.scale.product
         compute, multiply = self.device.stream(), self.device.product(side)
         chosen = self._ways(cell, move, stream)
 
-        def milliseconds(way: Way | None) -> float:
+        def milliseconds(way: Way | None) -> tuple[float, int]:
+            moves = 0
             start, end = self.device.timer(), self.device.timer()
             with self.device.current(compute):
                 start.record(compute)
@@ -189,14 +201,18 @@ class Bench:
                 end.record(compute)
             while way is not None and not end.query():
                 self._once(way)
+                moves += 1
             end.synchronize()
-            return float(start.elapsed_time(end))
+            return float(start.elapsed_time(end)), moves
 
         milliseconds(None)
         for _ in range(self.scale.rounds):
-            alone = milliseconds(None)
+            alone, _ = milliseconds(None)
             for name, (way, _) in chosen.items():
-                cell.add(name, "slowdown", milliseconds(way) / alone)
+                taken, moves = milliseconds(way)
+                cell.add(name, "slowdown", taken / alone)
+                nbytes = moves * len(move.pairs) * move.size
+                cell.add(name, "gb_s", nbytes / taken / 1e6)
 
     # Registration ---------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ DRY = Scale(
 class Step:
     """One measurement: a `kind` of it, of blocks of a size, their count and direction."""
 
-    kind: str  # "move", "beside a matmul", "registration" or "pieces"
+    kind: str  # "move", "rows", "beside a matmul", "registration" or "pieces"
     direction: int = 0
     size: int = 0
     count: int = 0
@@ -83,13 +83,18 @@ def steps(scale: Scale) -> list[Step]:
             for direction in DIRECTIONS:
                 step = Step("move", direction, size, count, seconds)
                 (most if count == max(fitting) else others).append(step)
+    rows = [
+        Step("rows", direction, size, min(4096, scale.moved // size), 1.0)
+        for size in scale.sizes
+        for direction in DIRECTIONS
+    ]
     beside = [
         Step("beside a matmul", direction, size, min(4096, scale.moved // size), 6.0)
         for size in (4 * KIB, 32 * KIB)
         for direction in DIRECTIONS
     ]
     most.sort(key=lambda step: step.count)  # calls for 100,000 blocks last: they could fail
-    return [Step("pieces"), *most, Step("registration"), *beside, *others]
+    return [Step("pieces"), *most, Step("registration"), *rows, *beside, *others]
 
 
 @dataclass

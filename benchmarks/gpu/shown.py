@@ -120,11 +120,12 @@ def _lines(run: Run, checked: list[Bar]) -> Iterator[str]:
     peers = [name for name in run.peers if any(name in cell.peers for cell in moves)]
     yield f"\nGB/s, and percent of the ceiling: one copy of {shown(run.scale.ceiling)}.\n"
     yield from _cells(moves, [CEILING, *peers], _rate)
+    yield "\nThe same of rows of the host, each with a gap as long as itself, in order.\n"
+    yield from _cells(run.of("rows"), [CEILING, LIBRARY], _rate)
     yield "\nCPU time of the calling thread, ns a block.\n"
     yield from _cells(moves, peers, lambda cell, peer: _number(cell, peer, "cpu_ns", "{:.0f}"))
-    yield "\nTime of a running bf16 matmul beside each way, 1 without.\n"
-    beside = run.of("beside a matmul")
-    yield from _cells(beside, peers, lambda cell, peer: _number(cell, peer, "slowdown", "{:.2f}"))
+    yield "\nTime of a running bf16 matmul beside each way, 1 without; GB/s of the way meanwhile.\n"
+    yield from _cells(run.of("beside a matmul"), peers, _slowdown)
     yield f"\nRegistration: {shown(run.scale.registered)} of private memory (huge pages if the"
     yield f"system has them), and a region of {shown(run.scale.pieces)}.\n"
     yield from table(
@@ -161,6 +162,11 @@ def _cells(cells: list[Cell], peers: list[str], text: Format) -> Iterator[str]:
 def _number(cell: Cell, peer: str, measure: str, form: str) -> str:
     value = cell.median(peer, measure)
     return "-" if value is None else form.format(value)
+
+
+def _slowdown(cell: Cell, peer: str) -> str:
+    slowdown = _number(cell, peer, "slowdown", "{:.2f}")
+    return f"{slowdown} ({_number(cell, peer, 'gb_s', '{:.2f}')})"
 
 
 def _rate(cell: Cell, peer: str) -> str:

@@ -69,6 +69,21 @@ def every_shape_arrives(gpu: Device, nbytes: int) -> None:
                 del host
 
 
+def pageable_memory(gpu: Device) -> None:
+    """Of any array, in every shape: CUDA stages it, or makes the caller wait."""
+    content = random_bytes(BLOCKS, PAGE)
+    for host in (content.copy(), np.zeros((BLOCKS, 2 * PAGE), np.int8)[:, :PAGE]):
+        for pairs in SHAPES.values():
+            a, b = np.array(pairs).T
+            host[:] = content
+            there = gpu.zeros(BLOCKS, PAGE)
+            copy_blocks(host, there, pairs, stream=gpu.stream()).wait()
+            assert np.array_equal(fetched(gpu, there)[b], content[a])
+            host[:] = 0
+            copy_blocks(there, host, np.array([b, a]).T)
+            assert np.array_equal(host[a], content[a])
+
+
 def the_method_is_told(gpu: Device) -> None:
     """In the transfer, and in a DEBUG line of a call that waits."""
     logger, lines = logging.getLogger("memlane.offload"), list[str]()
@@ -344,6 +359,7 @@ def killed_under_way(gpu: Device) -> None:
 
 
 SCENES = (
+    pageable_memory,
     the_method_is_told,
     several_streams,
     several_regions,

@@ -39,17 +39,18 @@ def test_a_dry_run_is_complete(tmp_path: Path) -> None:
         assert cell["failed"] == {}
         if not cell["direction"]:
             continue
+        is_rows = cell["kind"] == "rows"
         assert {*cell["peers"], *cell["skipped"]} == {
-            *document["ways"],
-            *(["ceiling"] if cell["kind"] == "move" else []),
+            *(["copy_blocks"] if is_rows else document["ways"]),
+            *(["ceiling"] if cell["kind"] != "beside a matmul" else []),
         }
-        assert set(cell["skipped"]) == {"vLLM"}
-        assert cell["method"] == "batch"
+        assert set(cell["skipped"]) == (set() if is_rows else {"vLLM"})
+        assert cell["method"] == ("2d" if is_rows else "batch")
         rounds = [values for one in cell["peers"].values() for values in one.values()]
         assert all(len(values["rounds"]) == DRY.rounds for values in rounds)
     text = (tmp_path / "gpu.md").read_text()
     assert "9 tests, 0 failures, 0 errors, 2 skipped" in text
-    assert text.count("| host to GPU | 32 KiB | 4 |") == 3
+    assert text.count("| host to GPU | 32 KiB | 4 |") == 4
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 100, 4096, 4097, 8208, 20_000])

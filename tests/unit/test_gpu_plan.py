@@ -20,7 +20,8 @@ def test_everything_is_in_the_plan_once(scale: Scale) -> None:
         (size, direction) for size in scale.sizes for direction in DIRECTIONS
     }
     assert all(step.count * step.size <= scale.moved for step in moves)
-    assert {step.kind for step in every} == {"move", "pieces", "registration", "beside a matmul"}
+    kinds = {"move", "rows", "pieces", "registration", "beside a matmul"}
+    assert {step.kind for step in every} == kinds
 
 
 def test_what_the_bars_need_comes_first() -> None:
