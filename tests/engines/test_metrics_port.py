@@ -63,6 +63,8 @@ def test_it_lives_as_long_as_the_engine(tmp_path: Path) -> None:
     """Also if that is killed."""
     port = free_port()
     with engine(tmp_path, str(port)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"  # all of it is logged
         until(lambda: answers(port), "the exporter answers")
         process.kill()
         assert process.stderr is not None
