@@ -76,7 +76,7 @@ class Library(Way):
 
 
 class Batch(Way):
-    """One cudaMemcpyBatchAsync, called by memlane's own code."""
+    """cudaMemcpyBatchAsync, called by memlane's own code."""
 
     way = "batch"
 

@@ -13,7 +13,7 @@ namespace memlane::offload {
 // cudaMemcpyKind.
 enum class Direction : int { to_device = 1, to_host = 2 };
 
-// cudaMemcpy2DAsync for each copy, one cudaMemcpyBatchAsync for all, cudaMemcpyAsync for each.
+// cudaMemcpy2DAsync for each copy, one cudaMemcpyBatchAsync for up to kMostInBatch, cudaMemcpyAsync for each.
 enum class Way : unsigned { two_dimensional, batch, loop };
 
 // The way of contiguous copies. Rows at a regular step always go two-dimensionally: the others would copy the first row only.

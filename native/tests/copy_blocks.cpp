@@ -282,6 +282,24 @@ void test_device() {
     CHECK(queued.error == 700 && queued.copies == 1);
 }
 
+// One copy more than a batch takes is a batch of its own.
+void test_batch_limit() {
+    CudaRuntime cuda;
+    cuda.batch_13 = fake_batch;
+    const Array from(kMostInBatch + 1, 16);
+    const Array to(kMostInBatch + 1, 16);
+    std::vector<std::int64_t> backwards;
+    for (std::int64_t i = 0; i <= std::int64_t{kMostInBatch}; ++i)
+        backwards.insert(backwards.end(), {i, std::int64_t{kMostInBatch} - i});
+    const Reading reading = check_pairs(backwards.data(), kMostInBatch + 1, from.blocks, to.blocks);
+    calls[2] = 0;
+    int stream = 0;
+    auto copies = device_copies(from.blocks, to.blocks, reading.pairs, Direction::to_device, {});
+    const Queued queued = queue_copies(cuda, std::move(copies), Direction::to_device, &stream);
+    CHECK(queued.error == 0 && queued.copies == kMostInBatch + 1 && calls[2] == 2);
+    for (std::uint32_t i = 0; i <= kMostInBatch; ++i) CHECK(std::memcmp(from.block(i), to.block(kMostInBatch - i), 16) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -292,4 +310,5 @@ int main() {
     test_look();
     test_concurrent_moves();
     test_device();
+    test_batch_limit();
 }

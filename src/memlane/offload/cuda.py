@@ -40,7 +40,7 @@ class BlockTransfer:
         nbytes: number of bytes they copy.
         copies: number of copies queued; adjacent blocks are one.
         method: how they were queued: `2d` (blocks at a regular step as one copy), `batch` (one call
-            for all), `loop` (one call each), several joined by `+`, or `none`.
+            for up to 4,096), `loop` (one call each), several joined by `+`, or `none`.
         event: a `torch.cuda.Event` recorded after them, for other streams to wait for.
     """
 
