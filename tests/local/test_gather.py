@@ -350,6 +350,28 @@ def wait_there() -> None:
     until(lambda: not _is_decoding.is_set())
 
 
+class Unsure:
+    """Neither true nor false, the first time."""
+
+    asked = 0
+
+    def __bool__(self) -> bool:
+        self.asked += 1
+        if self.asked == 1:
+            raise WriterClosed("not of this gather")
+        return True
+
+
+def test_an_argument_that_raises_ends_no_ring() -> None:
+    with gather_of(2) as (reader, writers):
+        for rank, writer in enumerate(writers):
+            writer.enqueue(rank, PATIENCE)
+        unsure: Any = Unsure()
+        with refuses(WriterClosed):
+            reader.dequeue(PATIENCE, lend=unsure)
+        assert sorted(reader.dequeue(PATIENCE, lend=unsure) for _ in range(2)) == [0, 1]
+
+
 def test_lent_arrays() -> None:
     """As of a queue: they are the reader's, and their space is used again when they are dropped."""
     with gather_of(2, max_extent_bytes=32 << 20) as (reader, writers):

@@ -560,7 +560,7 @@ class Gather(AnyQueue[M]):
             OutOfMemory, CorruptMessage, or what decoding raises: as `MessageQueue.dequeue`.
         """
         reader = self._reader or self._must_be_reader("dequeue")
-        message: M = reader.receive(timeout, cancel, lend)
+        message: M = reader.receive(timeout, cancel, bool(lend))  # what that raises ends no ring
         return message
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
@@ -571,9 +571,9 @@ class Gather(AnyQueue[M]):
             ConcurrentUse: another coroutine awaits this gather.
             MemlaneError: as `dequeue`.
         """
-        reader = self._must_be_reader("adequeue")
+        reader, lends = self._must_be_reader("adequeue"), bool(lend)
         message: M = await self._awaited(self._end).call(
-            lambda: reader.receive(NOW, None, lend), timeout, is_send=False
+            lambda: reader.receive(NOW, None, lends), timeout, is_send=False
         )
         return message
 

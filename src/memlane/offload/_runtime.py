@@ -70,8 +70,8 @@ class Runtime:
         _begins.add(address)
 
     def unregister(self, address: int) -> None:
-        _begins.discard(address)
         self._check("cudaHostUnregister", self._library.cudaHostUnregister(address))
+        _begins.discard(address)
 
     def queue(
         self, src: Side, dst: Side, pairs: np.ndarray[Any, Any], stream: int

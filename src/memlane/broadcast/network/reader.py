@@ -255,6 +255,8 @@ class NetworkReader(NetworkEnd):
             return True
         try:
             decode(message, self._codec)
+        except MemoryError:
+            return False
         except Exception:
             return True
         return False
