@@ -9,10 +9,10 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from memlane import Handle, MessageQueue
+from memlane import Handle, MessageQueue, SegmentMissing
 
 from .backing import Backing
-from .crew import Crew
+from .crew import CLOSE_SECONDS, Crew, WorkerDied
 from .ending import interruptible, kept_from_children
 from .image_store import ImageWriter
 from .model import ModelConfig, block_bytes
@@ -49,6 +49,8 @@ class LocalWorker:
         """A descriptor that is ready once the process has ended."""
         self.last_words = ""
         """Why it ended, if it could say; complete after `join`."""
+        self.blames: int | None = None
+        """The worker whose death made it end, if it said so; complete after `join`."""
 
     @property
     def pid(self) -> int | None:
@@ -67,7 +69,7 @@ class LocalWorker:
         except EOFError:
             return None
         if isinstance(message, LastWords):
-            self.last_words = message.text
+            self.last_words, self.blames = message
             return None
         return message
 
@@ -164,6 +166,12 @@ class LocalCrew(Crew):
                     pass
         return seconds
 
+    def death(self, rank: int, news: str) -> WorkerDied:
+        """Return the error for the worker that died first: others may have left because of it."""
+        death = super().death(rank, news)
+        blamed = self.workers[rank].blames
+        return death if blamed is None else self.death(blamed, "it left")
+
     def close(self, *, in_order: bool = True) -> None:
         """Shut the workers down, then leave the region."""
         try:
@@ -209,8 +217,12 @@ class LocalCrew(Crew):
         if (ready := self.workers[rank].hear()) is None:
             raise self.death(rank, "it did not start")
         self._note_segment(ready.answers)
-        with self._naming(rank):
-            self.answers[rank] = MessageQueue.create_from_handle(ready.answers, 0)
+        try:
+            with self._naming(rank):
+                self.answers[rank] = MessageQueue.create_from_handle(ready.answers, 0)
+        except SegmentMissing:  # it is leaving
+            self.workers[rank].join(CLOSE_SECONDS)
+            raise self.death(rank, "it left") from None
         if ready.region is not None:
             self.region_starts.append(ready.region)
             if (name := Path(ready.region.path).name) not in self.segments:

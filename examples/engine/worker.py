@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
-from memlane import Closed, Handle, MemlaneError, MessageQueue, ShmObjectStorageHandle
+from memlane import (
+    Closed,
+    Handle,
+    MemlaneError,
+    MessageQueue,
+    ReaderDied,
+    ShmObjectStorageHandle,
+)
 
 from .batching import Decision
 from .image_store import ImageReader
@@ -61,6 +68,8 @@ class LastWords(NamedTuple):
     """What a worker sends through the same pipe when it must leave because of an error."""
 
     text: str
+    blames: int | None
+    """The rank of the worker whose death it was, if it was one's."""
 
 
 class Ballot(NamedTuple):
@@ -118,7 +127,8 @@ def _run(assignment: Assignment, pipe: Connection) -> None:
 def _leave(rank: int, pipe: Connection, error: Exception) -> NoReturn:
     """Tell the scheduler the reason, or the user if the scheduler is gone."""
     try:
-        pipe.send(LastWords(f"{type(error).__name__}: {error}"))
+        blames = error.rank if isinstance(error, ReaderDied) else None
+        pipe.send(LastWords(f"{type(error).__name__}: {error}", blames))
     except BrokenPipeError:
         why = "the scheduler died" if isinstance(error, BrokenPipeError) else error
         raise SystemExit(f"worker {rank} leaves: {why}") from None

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +235,51 @@ def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) ->
     assert "Traceback" not in finished.stderr  # but a slow start may be remarked upon
     line = finished.stderr.splitlines()[-1]
     assert re.match(r"engine: worker \d \(pid \d+\) died: ShmExhausted: need \d+ bytes", line)
+
+
+SCHEDULER_WITHOUT_LUCK = """
+from multiprocessing.connection import wait
+
+from engine.crew import WorkerDied
+from engine.image_store import ImageWriter
+from engine.local import LocalCrew
+from engine.model import ModelConfig
+from engine.paging import Pools
+
+
+class UnluckyCrew(LocalCrew):
+    def _assignment(self, rank, broadcast):
+        assignment = super()._assignment(rank, broadcast)
+        return assignment._replace(images=gone) if rank == 2 else assignment
+
+    def _start(self, assignments):
+        super()._start(assignments[::2])
+        for rank in (2, 0):
+            wait([self.workers[rank].sentinel])
+        super()._start([assignments[1]])
+
+
+store = ImageWriter(1 << 20, 3)
+gone = store.handle()
+store.close()
+try:
+    UnluckyCrew(ModelConfig(), 3, Pools(16, 0), store_bytes=1 << 20)
+except WorkerDied as error:
+    print(error)
+"""
+
+
+def test_first_death_is_told_when_others_left_because_of_it() -> None:
+    """Worker 0 has seen the death of worker 2, and has left, before the scheduler attaches."""
+    finished = subprocess.run(
+        [sys.executable, "-c", SCHEDULER_WITHOUT_LUCK],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert finished.stderr == ""
+    assert re.match(r"worker 2 \(pid \d+\) died: SegmentMissing: ", finished.stdout)
 
 
 @pytest.mark.parametrize("files", [12, 18])
