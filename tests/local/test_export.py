@@ -446,10 +446,8 @@ def test_a_timeline(tmp_path: Path) -> None:
     with MessageQueue(1, 1, max_chunk_bytes=1 << 25, max_chunks=2) as writer:
         peer = start(taking, writer.export_handle(), 0)
         writer.wait_until_ready(PATIENCE)
-        done = traced(writer, "x" * (1 << 24), 0, ["--seconds", "1", "-o", str(output)])
-        assert "1 segments" in done
+        timeline(writer, 1 << 24, 0, output, {"copying", "decoding", "waiting"})
         peer.kill()
-    check(json.loads(output.read_text()), {"copying", "decoding", "waiting"})
 
 
 def test_a_timeline_of_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -481,12 +479,10 @@ def test_a_timeline_is_drawn(tmp_path: Path) -> None:
     with MessageQueue(2, 2, max_chunk_bytes=1 << 23, max_chunks=4) as writer:
         peers = [start(taking, writer.export_handle(0), 0), start(holding, writer.export_handle(1))]
         writer.wait_until_ready(PATIENCE)
-        # Long enough for samples that are seldom taken: `trace` gives way to everything else.
-        traced(writer, "x" * (7 << 20), 0.004, ["--seconds", "1.0", "-o", str(output)])
+        names = {"copying", "decoding", "holding", "waiting"}
+        trace = timeline(writer, 7 << 20, 0.004, output, names)
         for peer in peers:
             peer.kill()
-    trace = json.loads(output.read_text())
-    check(trace, {"copying", "decoding", "holding", "waiting"})
     with browser() as page:
         page.open((Path(__file__).parents[1] / "support/timeline.html").as_uri(), 1100, dark=False)
         rows = page.run(f"return draw({json.dumps(trace)})")
@@ -502,7 +498,16 @@ def holding(_link: Link, handle: Handle) -> None:
                 time.sleep(0.01)
 
 
-def check(trace: Any, expected: set[str]) -> None:
+def timeline(
+    writer: MessageQueue, nbytes: int, pause: float, output: Path, expected: set[str]
+) -> Any:
+    """Returns a timeline of texts that are sent, in which each of the `expected` spans was seen."""
+    for seconds in ("1", "4", "16"):  # samples are seldom on a busy machine: `trace` gives way
+        done = traced(writer, "x" * nbytes, pause, ["--seconds", seconds, "-o", str(output)])
+        assert "1 segments" in done
+        trace = json.loads(output.read_text())
+        if expected <= {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}:
+            break
     events = trace["traceEvents"]
     rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert any(row.endswith(": writer") for row in rows)
@@ -516,3 +521,4 @@ def check(trace: Any, expected: set[str]) -> None:
     counters = [event for event in events if event["ph"] == "C"]
     assert counters
     assert all(isinstance(value, int) for each in counters for value in each["args"].values())
+    return trace
