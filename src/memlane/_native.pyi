@@ -1,6 +1,5 @@
 """The native core of memlane: shared memory, atomics, waiting, liveness."""
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -1034,22 +1033,11 @@ class DiskTier:
     def close(self) -> bool:
         """Whether nothing was under way."""
 
-class RespFault(enum.Enum):
-    NONE = 0
-
-    LATE = 1
-
-    CLOSED = 2
-
-    SYSTEM = 3
-
-    NONSENSE = 4
-
 def read_bulk(
     socket: int, seconds: float, left: bytes, into: Sequence[object]
-) -> tuple[list[object], bytes, RespFault, int, bytes]:
+) -> tuple[list[object], bytes, str, int, bytes]:
     """
-    Reads a bulk string for each buffer: sizes, -1 for none, or refusals; what came behind; faults.
+    Reads a bulk string for each buffer: sizes, -1 or refusals; bytes behind; fault, errno, line.
     """
 
 def place_blocks(

@@ -190,6 +190,49 @@ def test_interrupted_while_it_finds_a_module() -> None:
     assert last == "0"
 
 
+INTERRUPTED_IN_EVERY_CALL = """
+import itertools, os, sys
+
+class Interrupting:
+    def __init__(self, number):
+        self.left, self.inside = number, 0
+
+    def __call__(self, frame, event, function):
+        if event == "call":
+            self.left -= self.inside > 0
+            if self.left == 0:
+                raise KeyboardInterrupt
+        elif getattr(function, "__name__", "") in ("create_dynamic", "exec_dynamic"):
+            self.inside += 1 if event == "c_call" else -1
+
+ends = []
+for number in itertools.count(1):
+    child = os.fork()
+    if child == 0:
+        interrupting = Interrupting(number)
+        sys.setprofile(interrupting)
+        try:
+            import memlane._native
+        except KeyboardInterrupt:
+            os._exit(10)
+        os._exit(0 if interrupting.left > 0 else 10)  # nanobind loses one while it begins
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if ends[-1] == 0:
+        break
+print(*ends)
+"""
+
+
+def test_interrupted_while_a_native_module_begins() -> None:
+    """What it calls in Python may raise."""
+    command = [sys.executable, "-c", INTERRUPTED_IN_EVERY_CALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    *interrupted, last = done.stdout.split()
+    assert len(interrupted) > 1
+    assert set(interrupted) == {"10"}, done.stdout + done.stderr
+    assert last == "0"
+
+
 INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

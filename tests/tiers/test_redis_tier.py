@@ -342,7 +342,7 @@ def test_a_server_that_floods() -> None:
     try:
         begun = time.monotonic()
         fault = _native.read_bulk(ours.fileno(), 0.3, b"$99999999999\r\n", [bytearray(ROW)])[2]
-        assert fault is _native.RespFault.LATE
+        assert fault == "late"
         assert time.monotonic() - begun < 2
     finally:
         flood.kill()
@@ -361,9 +361,9 @@ def test_replies(reply: bytes, found: list[object] | None) -> None:
         theirs.sendall(reply)
         seen, left, fault, _, line = _native.read_bulk(ours.fileno(), 5, b"", [bytearray(16)])
         if found is None:
-            assert (fault, line) == (_native.RespFault.NONSENSE, reply.strip())
+            assert (fault, line) == ("nonsense", reply.strip())
         else:
-            assert (seen, left, fault) == (found, b"", _native.RespFault.NONE)
+            assert (seen, left, fault) == (found, b"", "none")
 
 
 def test_a_question_that_is_refused(server: RedisServer) -> None:

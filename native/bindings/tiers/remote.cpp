@@ -27,16 +27,23 @@ namespace {
 
 std::span<std::byte> bytes_of(const HeldBuffer& held) { return {static_cast<std::byte*>(held.data()), held.size()}; }
 
+// Not an nb::enum_: that runs Python's enum module, and a signal handler that raises there ends the process.
+const char* name_of(tiers::RespReader::Fault fault) {
+    using Fault = tiers::RespReader::Fault;
+    switch (fault) {
+        case Fault::kNone: return "none";
+        case Fault::kLate: return "late";
+        case Fault::kClosed: return "closed";
+        case Fault::kSystem: return "system";
+        case Fault::kNonsense: break;
+    }
+    return "nonsense";
+}
+
 }  // namespace
 
 void bind_remote_tiers(nb::module_& m) {
     using tiers::RespReader;
-    nb::enum_<RespReader::Fault>(m, "RespFault")
-        .value("NONE", RespReader::Fault::kNone)
-        .value("LATE", RespReader::Fault::kLate)
-        .value("CLOSED", RespReader::Fault::kClosed)
-        .value("SYSTEM", RespReader::Fault::kSystem)
-        .value("NONSENSE", RespReader::Fault::kNonsense);
     m.def(
         "read_bulk",
         [](int socket, double seconds, nb::bytes left, const std::vector<nb::object>& into) {
@@ -60,11 +67,11 @@ void bind_remote_tiers(nb::module_& m) {
             }
             const std::string_view rest = reader.left();
             const std::string& line = reader.nonsense();
-            return std::tuple(found, nb::bytes(rest.data(), rest.size()), reader.fault(), reader.error(),
+            return std::tuple(found, nb::bytes(rest.data(), rest.size()), nb::str(name_of(reader.fault())), reader.error(),
                               nb::bytes(line.data(), line.size()));
         },
         "socket"_a, "seconds"_a, "left"_a, "into"_a,
-        "Reads a bulk string for each buffer: sizes, -1 for none, or refusals; what came behind; faults.");
+        "Reads a bulk string for each buffer: sizes, -1 or refusals; bytes behind; fault, errno, line.");
     m.def(
         "place_blocks",
         [](const std::vector<nb::object>& values, const std::vector<std::uint32_t>& crcs, nb::handle rows, std::size_t row_bytes,

@@ -225,16 +225,16 @@ class _Connection:
         self._have = self._scratch[: len(rest)]
         self._have[:] = rest
         match fault:
-            case _native.RespFault.NONE:
+            case "none":
                 return [
                     Refusal(_text(each)) if isinstance(each, bytes) else each
                     for each in cast("list[int | bytes]", found)
                 ]
-            case _native.RespFault.LATE:
+            case "late":
                 raise Late
-            case _native.RespFault.CLOSED:
+            case "closed":
                 raise Cut("it has closed the connection")
-            case _native.RespFault.SYSTEM:
+            case "system":
                 raise Cut(os.strerror(number))
             case _:
                 raise Unanswered(f"it answers {line[:40]!r}: it is no Redis server")
