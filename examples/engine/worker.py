@@ -69,7 +69,7 @@ class LastWords(NamedTuple):
 
     text: str
     blames: int | None
-    """The rank of the worker whose death it was, if it was one's."""
+    """The dead worker because of which it must leave, if there is one."""
 
 
 class Ballot(NamedTuple):

@@ -360,7 +360,7 @@ class NetworkReader(NetworkEnd):
         """Also acknowledges what was taken, because a waiting reader has nothing better to do."""
         session = self.session
         self._served_at = now = time.monotonic()
-        self._hear(until_whole=self._is_hearing)  # more would take more memory
+        self._hear(until_whole=self._is_hearing)  # a call takes one; more would only take memory
         later = session.acknowledge_later(now) if not session.inbox else None
         if self._connection is not None:
             session.note_silence(self._connection.is_silent(self.bound))
