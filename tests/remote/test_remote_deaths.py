@@ -141,6 +141,20 @@ def test_a_killed_writer(method: str) -> None:
         reader.close()
 
 
+def test_a_killed_writer_of_a_late_reader(method: str) -> None:
+    """What has come is there, however long after the writer's death it is taken."""
+    writer = Remote(start(remote_writing, 1, method=method))
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        writer.call(write_numbered, 30)
+        reader.dequeue(PATIENCE)
+        time.sleep(0.3)
+        writer.peer.kill()
+        time.sleep(0.3)  # the loss of the connection is seen
+        count, error, _ = read_numbered(reader, 1)
+        assert isinstance(error, WriterDied), error
+        assert count == 30
+
+
 def test_a_killed_writer_has_no_ear() -> None:
     """Its host refuses connections to it: readers need not wait for the bound, a minute here."""
     writer = Remote(start(remote_writing, 1, 60.0))

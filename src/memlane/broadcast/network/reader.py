@@ -347,6 +347,12 @@ class NetworkReader(NetworkEnd):
             self._flush()
         return bool(session.inbox)
 
+    def _hear_all(self) -> None:
+        try:
+            self._hear()
+        except MemoryError:  # the next call tries again, and raises it if that fails, too
+            self._lacks_memory = True
+
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
         out = self.session.out
@@ -573,10 +579,7 @@ class NetworkReader(NetworkEnd):
             if self._note_events(now):
                 self.wake()
             if not is_quiet:
-                try:
-                    self._hear()
-                except MemoryError:  # the next call tries again, and raises it if that fails, too
-                    self._lacks_memory = True
+                self._hear_all()
             session.follow(self._position_behind(), now)
         if session.was_cut:
             is_refused = is_deserted(self.endpoint)
@@ -616,6 +619,7 @@ class NetworkReader(NetworkEnd):
             elif event == "connected":
                 session.connect(now)
             elif event == "lost":
+                self._hear_all()  # what came over it: later, it would be of an old stream
                 self._connection = None
                 session.lose(now)
             elif event == "refused":
