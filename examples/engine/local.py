@@ -170,7 +170,7 @@ class LocalCrew(Crew):
         """Return the error for the worker that died first: others may have left because of it."""
         death = super().death(rank, news)
         blamed = self.workers[rank].blames
-        return death if blamed is None else self.death(blamed, "it left")
+        return death if blamed in (None, rank) else self.death(blamed, "it left")
 
     def close(self, *, in_order: bool = True) -> None:
         """Shut the workers down, then leave the region."""

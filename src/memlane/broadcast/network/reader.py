@@ -250,7 +250,7 @@ class NetworkReader(NetworkEnd):
 
     def _is_broken(self, message: Message) -> bool:
         """Whether the message is at fault, and not a signal handler that raised while it was
-        decoded. Others than small ones run code of the application: they are, for all we know."""
+        decoded. Others than small ones may run the application's code, so they count as broken."""
         if message.kind not in SMALL_KINDS:
             return True
         try:
