@@ -1,6 +1,6 @@
 """`python -m benchmarks.figures.demo`: records `make demo` as a picture of a terminal.
 
-Runs the demo's two commands and writes docs/figures/demo.svg, with their output as it is.
+Runs the demo's commands and writes docs/figures/demo.svg, with their output as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.figures.terminal import picture
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("", "--kill-worker")
+COMMANDS = ("", "--kill-worker", "--kill-worker --restart")
 
 
 def _runs() -> Iterator[tuple[str, str]]:
