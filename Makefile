@@ -35,28 +35,30 @@ demo-hosts: $(VENV)/.installed
 # them, with more examples.
 check: export MEMLANE_EXAMPLES := 4000
 check: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j2 --output-sync=line test-unit test-property test-sessions lint
+	$(MAKE) --no-print-directory -j2 --output-sync=line check-tests test-sessions lint
+
+check-tests: $(VENV)/.tools
+	tests/own_shm.sh $(PY) -m pytest -q -m 'unit or property' tests
 
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j4 --output-sync=line test-remote-queues test-remote-others test-fault test-tiers test-crash test-engines test-examples test-sessions \
-	    native-test test-local fuzz-test test-unit test-property test-house test-docs
+	$(MAKE) --no-print-directory -j4 --output-sync=line test-broadcast test-network-first test-network-rest test-base test-store test-tiers test-crash test-engines test-examples test-sessions \
+	    native-test test-offload test-cli test-groups fuzz-test test-inspect test-benchmarks test-house test-docs
 
 # One folder of tests, with a /dev/shm of its own.
 test-%: $(VENV)/.tools
 	tests/own_shm.sh $(PY) -m pytest -q tests/$*
 
 # Those with sockets take the longest, so they are two.
-REMOTE := $(wildcard tests/remote/test_remote_*.py)
-test-remote: test-remote-queues test-remote-others
+NETWORK := $(wildcard tests/network/test_[a-q]*.py)
 
-test-remote-queues: $(VENV)/.tools hooks
-	tests/own_shm.sh $(PY) -m pytest -q $(REMOTE)
+test-network-first: $(VENV)/.tools hooks
+	tests/own_shm.sh $(PY) -m pytest -q $(NETWORK)
 
-test-remote-others: $(VENV)/.tools hooks
-	tests/own_shm.sh $(PY) -m pytest -q tests/remote $(REMOTE:%=--ignore=%)
+test-network-rest: $(VENV)/.tools hooks
+	tests/own_shm.sh $(PY) -m pytest -q tests/network $(NETWORK:%=--ignore=%)
 
-test-fault test-crash: hooks
+test-base test-broadcast test-crash test-groups test-offload test-store test-tiers: hooks
 
 test-engines: engines-sources
 
@@ -154,23 +156,23 @@ sanitize: $(VENV)/.tools
 soak: $(VENV)/.tools native-test
 	build/native/native/tests/ring_threads 100000000 8 16
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py tests/fault/test_soak_puts.py
+	    tests/broadcast/test_soak_kills.py tests/broadcast/test_soak_stops.py tests/store/test_soak_puts.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
-	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/remote/test_remote_strangers.py \
-	    tests/remote/test_remote_ends.py
-	MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 MEMLANE_SOAK_GATHER=60 $(PY) -m pytest -q --durations=10 tests/fault/test_replaced_readers.py \
-	    tests/fault/test_latest_kills.py tests/fault/test_gather_kills.py
-	MEMLANE_SOAK_CANCELS=10000 $(PY) -m pytest -q --durations=10 tests/local/test_awaiting.py tests/remote/test_remote_awaiting.py
+	    tests/network/test_soak.py tests/network/test_cable.py tests/network/test_strangers.py \
+	    tests/network/test_ends.py
+	MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 MEMLANE_SOAK_GATHER=60 $(PY) -m pytest -q --durations=10 tests/broadcast/test_replaced_readers.py \
+	    tests/broadcast/test_latest_kills.py tests/broadcast/test_gather_kills.py
+	MEMLANE_SOAK_CANCELS=10000 $(PY) -m pytest -q --durations=10 tests/broadcast/test_awaiting.py tests/network/test_awaiting.py
 	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
-	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/remote/test_remote_costs.py
+	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/network/test_costs.py
 	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
-	    tests/remote/test_partitions.py tests/remote/test_remote_cuts.py
-	MEMLANE_SOAK_TIER_KILLS=500 MEMLANE_SOAK_SLOTS=1000000 $(PY) -m pytest -q -s tests/fault/test_disk_tier_kills.py
+	    tests/network/test_partitions.py tests/network/test_cuts.py
+	MEMLANE_SOAK_TIER_KILLS=500 MEMLANE_SOAK_SLOTS=1000000 $(PY) -m pytest -q -s tests/tiers/test_disk_tier_kills.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
+	    tests/offload/test_races.py tests/offload/test_kills.py tests/offload/test_every_call.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_soak_store.py tests/fault/test_store_stopped.py tests/fault/test_store_large.py \
-	    tests/property/test_store_ring.py tests/property/test_store_is_a_dict.py
+	    tests/store/test_soak_readers.py tests/store/test_stopped.py tests/store/test_large.py \
+	    tests/store/test_ring_property.py tests/store/test_store_is_a_dict.py
 
 # The figures of docs/benchmarks.md, with the machine they were measured on.
 bench: bench-peers
@@ -210,7 +212,7 @@ gpu: $(if $(filter $(PY),$(GPU_PYTHON)),$(VENV)/.tools)
 	$(GPU_PIP) --no-build-isolation .
 	@rm -f build/gpu/tests.xml
 	status=0; tests/own_shm.sh timeout -k 5 200 $(GPU_PY) -m pytest -q -p no:cacheprovider --durations=5 \
-	    --junitxml=build/gpu/tests.xml tests/gpu $(if $(DRY),tests/local/test_gpu_scenes.py) || status=$$?; \
+	    --junitxml=build/gpu/tests.xml tests/gpu $(if $(DRY),tests/offload/test_gpu_scenes.py) || status=$$?; \
 	end=$$(cat build/gpu/until); tests/own_shm.sh timeout -k 5 $$((end - $$(date +%s) + 30)) \
 	    $(GPU_PY) -m benchmarks.gpu $(if $(DRY),--dry) --until $$end \
 	    --tests build/gpu/tests.xml --output $(GPU_OUTPUT) || status=$$?; exit $$status

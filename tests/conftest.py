@@ -31,6 +31,8 @@ _failed = pytest.StashKey[bool]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak(seconds): rounds as many as the environment says")
+    config.addinivalue_line("markers", "unit: one promise, in one process and without sockets")
+    config.addinivalue_line("markers", "property: random sequences of calls against a simple model")
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
     config.addinivalue_line("markers", "root: gives files away, or becomes another user")
     config.addinivalue_line("markers", "hosts: makes hosts and cables (examples/lab)")

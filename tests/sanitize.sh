@@ -66,18 +66,18 @@ export TSAN_OPTIONS="$TSAN_OPTIONS:allocator_may_return_null=1"
 # Every Python object has memory of its own, so that a byte too far in one is seen.
 export PYTHONMALLOC=malloc
 # tests/house reads the source, which is the same.
-test $# -gt 0 || set -- tests/unit tests/property tests/fault tests/remote tests/examples
+test $# -gt 0 || set -- tests/base tests/broadcast tests/network tests/groups tests/store tests/offload tests/examples
 # ThreadSanitizer knows every lock of the interpreter, the GIL included. It does not see the atomics of other libraries, so
 # their threads look like races, and in forked children it takes one thread of libzmq for another. Tests that use libzmq
 # are left out. (Threads of the BLAS also look like left behind by the first test that computes after a fork.)
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 if [ "$kind" = thread ]; then
-    set -- "$@" --ignore=tests/remote
+    set -- "$@" --ignore=tests/network --ignore=tests/groups
     for file in $(grep -rlE 'zmq|tests\.support\.(remote_queues|proxies|groups)|engine\.hosts' --include='test_*.py' tests); do
         set -- "$@" "--ignore=$file"
     done
     # Its caller writes to memory that is being read, on purpose.
-    set -- "$@" --deselect=tests/fault/test_copy_blocks.py::test_pairs_that_change_meanwhile
+    set -- "$@" --deselect=tests/offload/test_copy_blocks_threads.py::test_pairs_that_change_meanwhile
 fi
 export MEMLANE_TEST_DEADLINE=300
 instrumented() { LD_PRELOAD=$preload "$work/venv/bin/python" "$@"; }

@@ -5,7 +5,7 @@
 // addresses, so the library must be compiled without tail calls. Other calls are not counted and never fail.
 //
 // A call that releases something (close, munmap, ...) does so before it fails, as the kernel does. Every function
-// exported here, except `failing_calls_*`, is a call that can fail; tests/fault/test_failing_calls.py compares that
+// exported here, except `failing_calls_*`, is a call that can fail; tests/base/test_failing_calls.py compares that
 // list with what the library imports.
 #include <dirent.h>
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 """What memlane promises of GPUs, each promise as one scene on a `Device`.
 
-`test_gpu.py` plays them on a GPU, `tests/local/test_gpu_scenes.py` on its stand-in. A scene that
+`test_gpu.py` plays them on a GPU, `tests/offload/test_gpu_scenes.py` on its stand-in. A scene that
 takes a size is played with gigabytes on a GPU, and with pages elsewhere.
 """
 

@@ -1,0 +1,152 @@
+"""Processes that are stopped, and go on: what was due meanwhile is no fault of their peers."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from memlane import Handle, MessageQueue, TimedOut, WriterClosed, WriterUnreachable
+from memlane.broadcast.network.reader import NetworkReader
+from tests.network.test_deaths import BOUND
+from tests.support import PATIENCE, Aside, Link, Peer, Remote, start, until
+from tests.support.proxies import Cable
+from tests.support.queues import refuses, start_reader
+from tests.support.remote_queues import LIVENESS, remote_writer, remote_writing, start_remote_reader
+
+LONG = 3 * LIVENESS
+
+
+def stop_for_long(peer: Peer) -> None:
+    peer.stop()
+    time.sleep(LONG)  # a wait for what must not happen
+    peer.resume()
+
+
+def test_a_reader_without_a_connection() -> None:
+    """It has had no time to connect again, so its writer is not dead."""
+    with (
+        remote_writer(remote_liveness=20 * LIVENESS) as writer,
+        Cable(writer.export_handle(0)) as cable,
+    ):
+        cable.handle.remote_liveness = LIVENESS
+        reader = start_reader(cable.handle)
+        reader.begin("dequeue", PATIENCE).until_blocked()
+        cable.cut()
+        until(lambda: writer.statistics().readers[0].state == "unknown")
+        reader.peer.stop()
+        cable.mend()
+        time.sleep(LONG)
+        reader.peer.resume()
+        writer.enqueue("alive", PATIENCE)
+        assert reader.outcome() == "alive"
+        reader.call("close")
+
+
+def blocked(link: Link, handle_of: int) -> None:
+    """Role: a writer whose call waits for a reader."""
+    with remote_writer(remote_window=1) as writer:
+        link.tell(writer.export_handle(handle_of))
+        link.hear()
+        writer.enqueue(1)
+        link.tell()
+        writer.enqueue(2, PATIENCE)
+
+
+def test_a_writer_without_a_connection() -> None:
+    """Its reader could not come back, so it is not dead."""
+    writer = start(blocked, 0)
+    with Cable(writer.hear()) as cable:
+        cable.handle.remote_liveness = 20 * LIVENESS
+        with MessageQueue.create_from_handle(cable.handle, 0) as reader:
+            writer.tell()
+            writer.hear()
+            cable.cut()
+            time.sleep(LIVENESS / 4)
+            writer.stop()
+            cable.mend()
+            time.sleep(LONG)
+            writer.resume()
+            assert [reader.dequeue(PATIENCE) for _ in range(2)] == [1, 2]
+            writer.result()
+
+
+def test_a_reader_that_died_meanwhile() -> None:
+    """The writer, whose interpreter was busy, notices that as soon as otherwise."""
+    with remote_writer() as writer:
+        reader = start_remote_reader(writer)
+        with writer._writer.lock:  # type: ignore[union-attr]
+            reader.peer.kill()
+            time.sleep(4 * LIVENESS)
+        begun = time.monotonic()
+        until(lambda: states(writer) == ["dead"])
+        assert time.monotonic() - begun < BOUND
+
+
+def states(queue: MessageQueue) -> list[str]:
+    return [row.state for row in queue.statistics().readers]
+
+
+def closing(link: Link) -> str:
+    """Role: a writer that closes; how that ended."""
+    writer = remote_writer()
+    link.tell(writer.export_handle(0))
+    link.hear()
+    writer.enqueue("message")
+    try:
+        writer.close()
+    except TimedOut as error:
+        return str(error)
+    return "all have confirmed"
+
+
+def test_a_writer_that_closes() -> None:
+    """It listens before it says who has not confirmed."""
+    writer = start(closing)
+    with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
+        writer.tell()
+        assert reader.dequeue(PATIENCE) == "message"
+        stopping = Aside(stop_for_long, writer)
+        with refuses(WriterClosed):
+            reader.dequeue(PATIENCE)
+        stopping.result()
+        assert writer.result() == "all have confirmed"
+
+
+def stops_while_it_attaches(link: Link, handle: Handle) -> object:
+    """Role: stopped in the moment in which it looks whether it has attached."""
+    check = NetworkReader.check
+
+    def stop_and_check(self: NetworkReader) -> None:
+        NetworkReader.check = check  # type: ignore[method-assign]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        check(self)
+
+    NetworkReader.check = stop_and_check  # type: ignore[method-assign]
+    with MessageQueue.create_from_handle(handle, 0) as reader:
+        return reader.dequeue(PATIENCE)
+
+
+def test_a_reader_that_attaches() -> None:
+    """It does not say that nobody has accepted its connection."""
+    with remote_writer() as writer:
+        reader = start(stops_while_it_attaches, writer.export_handle(0))
+        stat = Path(f"/proc/{reader.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+        stat = Path(f"/proc/{reader.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+        time.sleep(4 * LIVENESS)
+        reader.resume()
+        writer.enqueue("message", PATIENCE)
+        assert reader.result() == "message"
+
+
+def test_a_writer_that_is_killed_before_it_answers() -> None:
+    """Whoever attaches is told that nobody listens there any more."""
+    writer = Remote(start(remote_writing, 1, 5.0))
+    writer.peer.stop()
+    attaching: Aside[Any] = Aside(MessageQueue.create_from_handle, writer.greeting, 0)
+    time.sleep(LIVENESS)
+    writer.peer.kill()
+    with refuses(WriterUnreachable, match="no process listens there any more"):
+        attaching.result()

@@ -1,0 +1,313 @@
+"""A disk tier whose disk fails, fills up, stalls, or keeps only a part of what was written."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import random
+import select
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import Unsupported
+from memlane.tiers import DiskTier, disk
+from memlane.tiers.conformance import content, key, wait_for
+from tests.base.test_failing_calls import calls, preloaded
+from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
+from tests.support.disk_tiers import check_all
+from tests.support.disk_tiers import tier_on as any_tier_on
+
+pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
+tier_on = partial(any_tier_on, direct=False)  # by pread and pwrite, which can fail here
+STALL = -1  # in place of an errno: native/tests/failing_calls.cpp
+ROW = 4096
+
+
+def store(tier: DiskTier, rows: Any, number: int) -> bool:
+    """Whether it was stored."""
+    rows[0] = content(number, ROW)
+    return bool(wait_for(tier, tier.store([key(number)], [0])).ok[0])
+
+
+@contextmanager
+def writes_into(path: Path) -> Iterator[None]:
+    """Appends every write of memlane to that file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    shim = ctypes.CDLL(None)
+    assert shim.failing_calls_watch(b"/_native.") == 0
+    shim.failing_calls_record(file)
+    try:
+        yield
+    finally:
+        shim.failing_calls_record(-1)
+        os.close(file)
+
+
+def recorded(_link: Link, folder: Path) -> dict[int, str]:
+    """Role: a full life of a tier; returns the names of the files' inodes."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder / "before", rows, capacity=6) as tier:
+        for number in range(4):
+            assert store(tier, rows, number)
+    shutil.copytree(folder / "before", folder / "kv")
+    with (
+        writes_into(folder / "writes"),
+        tier_on(folder / "kv", rows, capacity=6) as tier,
+    ):
+        for number in range(2, 16):
+            assert store(tier, rows, number)
+            if number == 8:
+                tier.forget([key(7), key(3)])
+            if number == 11:
+                tier.clear()
+        for number in (7, 3, 20):
+            assert store(tier, rows, number)
+    return {os.stat(folder / "kv" / name).st_ino: name for name in ("0.headers", "0.data")}
+
+
+def parsed(path: Path, names: dict[int, str]) -> list[tuple[str, int, bytes]]:
+    """(file, offset, bytes) of each write."""
+    data, at, writes = path.read_bytes(), 0, []
+    while at < len(data):
+        inode, offset, size = struct.unpack_from("<3Q", data, at)
+        writes.append((names[inode], offset, data[at + 24 : at + 24 + size]))
+        at += 24 + size
+    return writes
+
+
+def test_any_part_of_what_was_written(tmp_path: Path) -> None:
+    """After every prefix of the writes, and after random subsets, whole pages or torn: what loads
+    is what was stored under that key, and the tier works."""
+    names = start(recorded, tmp_path, method="spawn", command=preloaded()).result()
+    writes = parsed(tmp_path / "writes", names)
+    assert len(writes) > 30
+    dice = random.Random(1)
+    prefixes = [writes[:count] for count in range(len(writes) + 1)]
+    subsets = [[each for each in writes if dice.random() < 0.7] for _ in range(60)]
+    torn = [
+        [
+            (name, at, data[: dice.randrange(len(data) // 512 + 1) * 512])
+            for name, at, data in writes
+        ]
+        for _ in range(60)
+    ]
+    for which in prefixes + subsets + torn:
+        shutil.rmtree(tmp_path / "kv")
+        shutil.copytree(tmp_path / "before", tmp_path / "kv")
+        for name, at, data in which:
+            with open(tmp_path / "kv" / name, "r+b") as file:
+                file.seek(at)
+                file.write(data)
+        rows = np.zeros((8, ROW), np.uint8)
+        with tier_on(tmp_path / "kv", rows, capacity=6) as tier:
+            check_all(tier, rows, range(21))
+            assert store(tier, rows, 30)
+            check_all(tier, rows, [30])
+
+
+def full_later(_link: Link, folder: Path) -> None:
+    """Role: a disk that reserves no space, and later has none."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with calls().failing(Fault("open", 1, "fallocate", errno.EOPNOTSUPP))("open"):
+        tier = tier_on(folder, rows, capacity=20)
+    with tier:
+        assert store(tier, rows, 1)
+        # The header is written, the data is not; then it is erased.
+        with calls().failing(Fault("store", 2, "pwrite", errno.ENOSPC))("store"):
+            assert not store(tier, rows, 2)
+        assert tier.has([key(1), key(2)]) == [True, False]
+        check_all(tier, rows, [1])
+        assert store(tier, rows, 2)
+        assert tier.statistics().errors == 1
+    with tier_on(folder, rows, capacity=20) as tier:
+        assert tier.has([key(1), key(2)]) == [True, True]
+
+
+def test_a_disk_that_fills_up_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Stores are declined, with one line; loads go on, and stores when there is space again."""
+    start(full_later, tmp_path / "kv", method="spawn", command=preloaded()).result()
+
+
+def full_now_and_then(_link: Link, folder: Path) -> list[str]:
+    """Role: every other store finds no space; returns what was logged."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("memlane").addHandler(handler)
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        for number in range(5):
+            with calls().failing(Fault("store", 2, "pwrite", errno.ENOSPC))("store"):
+                assert not store(tier, rows, number)
+            assert store(tier, rows, number)
+    return said
+
+
+def test_trouble_is_said_once(tmp_path: Path) -> None:
+    """Not each time that it begins."""
+    said = start(full_now_and_then, tmp_path / "kv", method="spawn", command=preloaded()).result()
+    assert said == ["a disk tier cannot store: its disk is full"]
+
+
+def failing_reads(_link: Link, folder: Path) -> None:
+    """Role: reads fail, the first is short."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        for number in range(4):
+            assert store(tier, rows, number)
+        with calls().failing(Fault("load", 2, "pread", errno.EIO))("load"):
+            done = wait_for(tier, tier.load([key(1)], [1]))
+        assert (done.ok.tolist(), done.error) == ([False], os.strerror(errno.EIO))
+        assert tier.has([key(1), key(2)]) == [False, True]
+        os.truncate(folder / "0.data", ROW)
+        done = wait_for(tier, tier.load([key(0), key(2), key(3)], [1, 2, 3]))
+        assert done.ok.sum() == 1  # the slot that is still there
+        assert tier.statistics().corrupt == 2
+
+
+def test_reads_that_fail(tmp_path: Path) -> None:
+    """A miss for that key alone, which is not found any more."""
+    start(failing_reads, tmp_path / "kv", method="spawn", command=preloaded()).result()
+
+
+def stalled(_link: Link, folder: Path, call: str) -> None:
+    """Role: one call of a thread lasts, and lasts."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        for number in range(4):
+            assert store(tier, rows, number)
+        rows[:] = 0
+        with calls().failing(Fault("stall", 1, call, STALL))("stall"):
+            began = time.monotonic()
+            if call == "pread":
+                ticket = tier.load([key(1)], [1], timeout=0.2)
+            else:
+                rows[2] = content(9, ROW)
+                ticket = tier.store([key(9)], [2], timeout=0.2)
+            done = wait_for(tier, ticket)
+            assert not done.ok[0]
+            assert 0.2 <= time.monotonic() - began < PATIENCE
+            rows[2] = 7  # nobody's any more
+            assert tier.has([key(2)]) == [True]  # not yet taken for stalled
+            assert not tier.drain(1.2)
+            assert tier.statistics().stalled
+            assert tier.has([key(2)]) == [False]
+            assert not wait_for(tier, tier.load([key(2)], [3])).ok[0]  # at once
+            assert not store(tier, rows, 10)
+            with pytest.raises(TimeoutError):
+                tier.close(0)
+        assert tier.drain(PATIENCE)
+        assert not tier.statistics().stalled
+        assert not rows[1].any()
+        assert tier.has([key(2), key(9)]) == [True, False]
+        check_all(tier, rows, [1, 2, 3])
+    with tier_on(folder, rows, capacity=20) as tier:
+        check_all(tier, rows, range(11))
+        assert tier.has([key(9)]) == [False]
+
+
+@pytest.mark.parametrize("call", ["pread", "pwrite"])
+def test_a_disk_that_does_not_answer(tmp_path: Path, call: str) -> None:
+    """Deadlines hold, then everything is a miss; when it answers, the tier goes on."""
+    start(stalled, tmp_path / "kv", call, method="spawn", command=preloaded()).result()
+
+
+def stalled_leader(_link: Link, folder: Path) -> None:
+    """Role: a key is stored by two calls; the first has time, the second has none."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        with calls().failing(Fault("stall", 1, "pwrite", STALL))("stall"):
+            first = tier.store([key(1)], [1], timeout=PATIENCE)
+            began = time.monotonic()
+            done = wait_for(tier, tier.store([key(1)], [2], timeout=0.2))
+            assert 0.2 <= time.monotonic() - began < PATIENCE / 3
+            assert (done.ok.tolist(), done.error) == ([False], "the deadline has passed")
+            assert done.seconds >= 0.2
+        assert wait_for(tier, first).ok.all()
+
+
+def test_a_call_that_waits_for_another_has_a_deadline(tmp_path: Path) -> None:
+    start(stalled_leader, tmp_path / "kv", method="spawn", command=preloaded()).result()
+
+
+def forgotten_while_it_waits(link: Link, folder: Path) -> None:
+    """Role: the only thread hangs; blocks are evicted for a store that it has not begun."""
+    rows = np.zeros((8, ROW), np.uint8)
+    disk._THREADS = 1
+    with tier_on(folder, rows, capacity=3) as tier:
+        for number in range(3):
+            assert store(tier, rows, number)
+        with calls().failing(Fault("stall", 1, "pwrite", STALL))("stall"):
+            tier.store([key(9)], [1])
+            until(lambda: tier.statistics().queue == 0, "it hangs")
+            tier.store([key(10)], [2])
+            assert tier.has([key(number) for number in range(3)]) == [False, False, True]
+            tier.forget([key(1)])
+            link.tell()
+            time.sleep(PATIENCE)
+
+
+def test_what_was_evicted_for_a_store_that_waits_is_forgotten(tmp_path: Path) -> None:
+    """Its slot has its header still; a kill must not bring it back. Others may come back."""
+    peer = start(forgotten_while_it_waits, tmp_path / "kv", method="spawn", command=preloaded())
+    peer.hear()
+    peer.kill()
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(tmp_path / "kv", rows, capacity=3) as tier:
+        assert tier.has([key(1), key(2)]) == [False, True]
+        check_all(tier, rows, range(11))
+
+
+def forgotten_before_a_poll(link: Link, folder: Path) -> None:
+    """Role: what is forgotten was stored, but nobody has looked."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=3) as tier:
+        tier.store([key(1), key(2)], [1, 2])
+        select.select([tier.fileno()], [], [])
+        tier.forget([key(1)])
+        link.tell()
+        time.sleep(PATIENCE)
+
+
+def test_what_was_stored_before_a_poll_is_forgotten(tmp_path: Path) -> None:
+    peer = start(forgotten_before_a_poll, tmp_path / "kv")
+    peer.hear()
+    peer.kill()
+    with tier_on(tmp_path / "kv", np.zeros((8, ROW), np.uint8), capacity=3) as tier:
+        assert tier.has([key(1), key(2)]) == [False, True]
+
+
+def not_direct(_link: Link, folder: Path) -> None:
+    """Role: a file system without O_DIRECT."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=6) as tier:
+        assert store(tier, rows, 1)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    # Of the two files, then of the data again.
+    with (
+        calls().failing(Fault("open", 3, "open", errno.EINVAL))("open"),
+        pytest.raises(Unsupported, match="has no O_DIRECT; leave out `direct`"),
+    ):
+        any_tier_on(folder, rows, capacity=3, direct=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    with (
+        calls().failing(Fault("open", 3, "open", errno.EINVAL))("open"),
+        any_tier_on(folder, rows, capacity=6) as tier,
+    ):
+        assert not tier.is_direct
+        check_all(tier, rows, [1])
+
+
+def test_direct_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    start(not_direct, tmp_path / "kv", method="spawn", command=preloaded()).result()
