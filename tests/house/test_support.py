@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -195,3 +197,23 @@ def test_a_role_can_have_places_of_its_own() -> None:
     peer = start(echo, "a", method="spawn", command=own_pid_namespace())
     assert peer.hear() == 1
     peer.kill()
+
+
+WITHOUT_PACKAGES = """
+import sys
+import pytest
+sys.modules.update(dict.fromkeys(sys.argv[1].split()))
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+def test_tests_are_collected_where_optional_packages_are_missing() -> None:
+    """Mooncake, torch and Ray have no wheels for some versions of Python and some machines."""
+    folders = [str(Path(__file__).parents[1] / name) for name in ("tiers", "engines")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES, "mooncake torch ray", *folders],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -29,7 +29,7 @@ def _refusal() -> str:
 
 REFUSAL = _refusal()
 _SPEC = find_spec("mooncake")
-BINARY = Path((_SPEC and _SPEC.origin) or "/").with_name("mooncake_master")
+_FOLDER = Path(_SPEC.origin).parent if _SPEC and _SPEC.origin else None
 
 
 class MooncakeMaster(Server):
@@ -44,8 +44,9 @@ class MooncakeMaster(Server):
         return f"127.0.0.1:{self.port}"
 
     def launch(self) -> "subprocess.Popen[bytes]":
+        assert _FOLDER is not None, REFUSAL
         command = [
-            *(str(BINARY), "-rpc_address=127.0.0.1", f"-rpc_port={self.port}"),
+            *(str(_FOLDER / "mooncake_master"), "-rpc_address=127.0.0.1", f"-rpc_port={self.port}"),
             *("-rpc_thread_num=2", "-metrics_host=127.0.0.1", f"-metrics_port={free_port()}"),
             *("-default_kv_lease_ttl=500", "-client_ttl=2", *self._options),
         ]
