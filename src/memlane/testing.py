@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from memlane._base import processes
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import INTERVAL_SETTINGS
 from memlane.broadcast.queue import MessageQueue
@@ -49,10 +50,12 @@ def local_queue(
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fails if the block leaves a new segment that is named, or open in this process.
+    """Fails if the block leaves a new segment that is open in this process, or one with a name that
+    a child of this process (or a child's child) has open, or no process at all.
 
-    A name counts whichever process created the segment, so tests running in parallel can make this
-    fail.
+    Segments that only other processes have open do not count, so tests can run in parallel, as with
+    pytest-xdist. One that no process has open counts whichever process created it: its processes
+    have ended, and nothing shows any more whose children they were.
 
     Raises:
         AssertionError: there are such segments; names them, and the processes that have them open.
@@ -76,8 +79,17 @@ def _left_since(before: set[str]) -> list[Segment]:
     return [
         segment
         for segment in segments()
-        if segment.name not in before and (segment.is_named or os.getpid() in segment.pids)
+        if segment.name not in before and _counts(segment, os.getpid())
     ]
+
+
+def _counts(segment: Segment, here: int) -> bool:
+    if here in segment.pids or not segment.is_named:
+        return here in segment.pids
+    if holders := {*segment.pids, *segment.keepers}:
+        return any(processes.descends_from(pid, here) for pid in holders)
+    # A region without participants is one that nobody holds: it is never a leftover.
+    return segment.is_leftover or (segment.kind == "region" and not segment.participants)
 
 
 def kill(pid: int, timeout: float | None = 10.0) -> None:

@@ -8,7 +8,8 @@ import uuid
 import pytest
 
 from memlane import MessageQueue, ReaderDied, SharedOffloadRegion, ShmRingBuffer, testing
-from tests.support.queues import SHM, name_in, path_of, refuses, start_reader, start_writer
+from tests.support import Link, Remote, serve, start
+from tests.support.queues import SHM, name_in, path_of, refuses, start_reader, start_writer, sweep
 
 
 def open_here() -> list[testing.Segment]:
@@ -84,6 +85,53 @@ def test_a_region_of_vllm_that_is_left_is_a_leak() -> None:
     assert facts_of(segment) == (f"{folder.name}/memlane", False, (os.getpid(),))
     with testing.no_leaks():
         os.close(region)
+
+
+def checking(link: Link) -> None:
+    """Role: another test, which lasts until it is told to end."""
+    with testing.no_leaks():
+        link.tell()
+        link.hear()
+
+
+def with_a_writer(writers: list[Remote]) -> int:
+    writers.append(start_writer())
+    return writers[0].pid
+
+
+def without_a_writer(writers: list[Remote]) -> None:
+    writers.pop().leave()
+
+
+def test_segments_of_tests_beside_this_one_are_no_leaks() -> None:
+    """Not while one of its processes has them, so tests can run in parallel."""
+    other = start(checking)
+    other.hear()
+    child = start_writer()
+    region = SharedOffloadRegion(uuid.uuid4().hex, 4096, 1, 0, 1, 4096)
+    with MessageQueue(1, 1, max_chunk_bytes=64):
+        named = [segment.pids for segment in testing.segments() if segment.is_named]
+        assert {(child.pid,), (os.getpid(),)} <= set(named)
+        other.tell()
+        other.result()
+    child.leave()
+    region.cleanup()
+
+
+def test_segments_of_children_are_leaks() -> None:
+    """So are those of their children, and what is left of processes that have been killed."""
+    child = Remote(start(serve, []))
+    with (
+        pytest.raises(AssertionError, match=r"\(named, open in \d+\)") as caught,
+        testing.no_leaks(),
+    ):
+        pid = child.call(with_a_writer)
+    assert f"open in {pid})" in str(caught.value)
+    child.call(without_a_writer)
+    child.leave()
+    with pytest.raises(AssertionError, match="named, open in no process"), testing.no_leaks():
+        start_writer().peer.kill()
+    sweep()
 
 
 @pytest.mark.root

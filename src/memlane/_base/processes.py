@@ -74,6 +74,18 @@ def state(pid: int) -> State:
     return status(pid)[0]
 
 
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Whether the process is `ancestor`, or a child of it, or a child's child, and so on, as long
+    as those between them live."""
+    while pid not in (0, ancestor):
+        try:
+            stat = _read(f"/proc/{pid}/stat")
+        except OSError:
+            return False
+        pid = int(stat.rpartition(b") ")[2].split()[1])
+    return pid == ancestor
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process was started, in clock ticks since boot; None if it has ended."""
     return status(pid)[1]
