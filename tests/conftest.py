@@ -18,15 +18,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from tests.support import METHODS, children_of, dismiss, holdings, network_refusal, reap, surplus
+from tests.support import (
+    METHODS,
+    children_of,
+    dismiss,
+    holdings,
+    late_since,
+    network_refusal,
+    reap,
+    start_control,
+    surplus,
+)
+from tests.support.punctual import Control, stacks
 
 settings.register_profile("memlane", database=None, deadline=None)
 settings.load_profile("memlane")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PREFIX = ("memlane-", "vllm_offload_")
-_SECONDS = int(os.environ.get("MEMLANE_TEST_DEADLINE", "180"))  # longer under sanitizers
+_SECONDS = 600  # ten times what the longest test takes on a quiet machine
 _failed = pytest.StashKey[bool]()
+_control = pytest.StashKey[Control]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     first = threading.Thread(target=int)
     first.start()
     first.join()
+    config.stash[_control] = start_control()
 
 
 def pytest_collection_finish() -> None:
@@ -54,7 +67,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_control].close()
     gc.unfreeze()
 
 
@@ -75,16 +89,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(autouse=True)
 def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that hangs for minutes (a soak test: for its own time); the others continue."""
+    """Fails a test that hangs for minutes (a soak test: for its own time); the others continue.
+
+    A test that waits for what never comes gives up by itself long before, after `PATIENCE`. What
+    the machine kept the control waiting is not the test's time.
+    """
+    soak = request.node.get_closest_marker("soak")
+    seconds = max(_SECONDS, soak.kwargs["seconds"] if soak else 0)
+    began = time.monotonic()
 
     def expire(_signal: int, _frame: FrameType | None) -> None:
-        pytest.fail("the test hangs")
+        left = began + seconds + late_since(began) - time.monotonic()
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, left + 1.0)
+        else:
+            pytest.fail(f"the test hangs, for {seconds} s by now\n{stacks()}")
 
     previous = signal.signal(signal.SIGALRM, expire)
-    soak = request.node.get_closest_marker("soak")
-    signal.alarm(int(max(_SECONDS, soak.kwargs["seconds"] if soak else 0)))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     yield
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, previous)
 
 

@@ -79,7 +79,6 @@ if [ "$kind" = thread ]; then
     # Its caller writes to memory that is being read, on purpose.
     set -- "$@" --deselect=tests/offload/test_copy_blocks_threads.py::test_pairs_that_change_meanwhile
 fi
-export MEMLANE_TEST_DEADLINE=300
 instrumented() { LD_PRELOAD=$preload "$work/venv/bin/python" "$@"; }
 instrumented -c 'import memlane._native as n, sys; sys.exit(not n.__file__.startswith(sys.argv[1]))' "$work/tree"
 instrumented -m pytest -q "$@"

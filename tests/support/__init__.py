@@ -32,6 +32,7 @@ from tests.support.places import (
     unshare_refusal,
 )
 from tests.support.processes import METHODS, Peer, PeerGone, Remote, dismiss, reap, serve, start
+from tests.support.punctual import assert_in_time, late_since, start_control
 from tests.support.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "alarm_after",
     "alarms",
     "asleep",
+    "assert_in_time",
     "children_of",
     "cpu_seconds",
     "crash_everywhere",
@@ -67,6 +69,7 @@ __all__ = [
     "fail_everywhere",
     "holdings",
     "is_sanitized",
+    "late_since",
     "network_refusal",
     "nothing_fails",
     "own_pid_namespace",
@@ -76,6 +79,7 @@ __all__ = [
     "reap",
     "serve",
     "start",
+    "start_control",
     "surplus",
     "unshare_refusal",
     "until",

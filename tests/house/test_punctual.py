@@ -1,0 +1,90 @@
+"""The rule of time: what it forgives, and what it does not."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support import PATIENCE, Link, assert_in_time, late_since, start, until
+from tests.support.leaks import children_of
+from tests.support.punctual import Control
+
+
+@contextmanager
+def another_control() -> Iterator[Control]:
+    control = Control()
+    try:
+        yield control
+    finally:
+        control.close()
+
+
+def stop_for(seconds: float, control: Control) -> tuple[float, float]:
+    """A machine that lets nobody run; from when to when it did at least."""
+    since = time.monotonic()
+    os.kill(control.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(control.pid, signal.SIGCONT)
+    return since, time.monotonic()
+
+
+def test_what_is_late_on_a_machine_with_time_fails() -> None:
+    """A thing that takes 0.2 s longer than promised has broken the promise."""
+
+    def is_refused() -> bool:
+        began = time.monotonic()
+        time.sleep(0.3)  # is the thing
+        try:
+            assert_in_time(0.1, began)
+        except AssertionError as error:
+            return "0.1 s are promised, and the control was" in str(error)
+        return False
+
+    until(is_refused, "the control is on time for 0.3 s")
+
+
+def test_what_is_in_time_passes() -> None:
+    """A promise that was kept needs no control."""
+    assert_in_time(1.0, 5.0, 5.9)
+    assert_in_time(PATIENCE, time.monotonic())
+
+
+def test_what_the_control_was_late_is_forgiven() -> None:
+    """A machine that lets nobody run for half a second delays the control as well."""
+    with another_control() as control:
+        since, moment = stop_for(0.5, control)
+        assert control.late(since, moment) > 0.4
+
+
+def test_only_the_window_counts() -> None:
+    """Lateness before the window forgives nothing in it."""
+    with another_control() as control:
+        _, moment = stop_for(0.5, control)
+        control.late(moment, moment)
+
+        def late() -> float:
+            since = time.monotonic()
+            return control.late(since, since + 0.01)
+
+        until(lambda: late() < 0.1, "the control is on time for 10 ms")
+
+
+def test_the_control_is_no_leak() -> None:
+    """It is not among the children of the test, and ends when it is closed."""
+    assert children_of(os.getpid()) == []
+    with another_control() as control:
+        assert children_of(os.getpid()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(control.pid, 0)
+
+
+def test_forked_roles_share_the_control() -> None:
+    """What a role does in its process is judged by the control of the test."""
+
+    def ask(_link: Link) -> float:
+        return late_since(time.monotonic())
+
+    assert start(ask).result() >= 0

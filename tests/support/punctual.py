@@ -1,0 +1,126 @@
+"""The rule of time in tests, and the control that it needs.
+
+A test asserts a duration only where memlane promises one ("a death is noticed within a second"),
+and only by `assert_in_time`. A busy machine delays a test as much as what it watches, so a
+*control* runs beside both: a process that only wakes up every few milliseconds and notes how late
+it was. A promise is kept if what it is about took no longer than promised plus what the control was
+late in that window.
+
+Everything else waits for an event, by `until`, a peer's word or a timeout of `PATIENCE`, and
+asserts no duration. A test never sleeps to let something happen: it waits for what that means,
+which is a state in /proc, a line, a sync point, or a counter in `statistics()`. A test may sleep to
+show that nothing happens, if no slow machine can make it fail; a line says so.
+"""
+
+import gc
+import itertools
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from bisect import bisect_left, bisect_right
+from contextlib import suppress
+from pathlib import Path
+
+from tests.support.leaks import LASTING, children_of
+from tests.support.processes import die_with_parent
+from tests.support.waiting import until
+
+PERIOD = 0.005
+"""Seconds that the control sleeps each time."""
+_KEPT = 1 << 17
+"""Wake-ups that are remembered: of ten minutes and more."""
+_control: "Control | None" = None
+
+
+class Control:
+    """A process that only wakes up, and notes when, and how late it has been in sum."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8 + 16 * _KEPT)
+        self._count = memoryview(self._memory)[:8].cast("Q")
+        notes = memoryview(self._memory)[8:].cast("d")
+        self._moments, self._sums = notes[:_KEPT], notes[_KEPT:]
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run()
+        LASTING.add(self.pid)  # no test's leak, and no test kills it
+        until(lambda: self._count[0], "the control runs")
+
+    def _run(self) -> None:
+        try:
+            die_with_parent()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the tests
+            os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+            gc.disable()
+            self._wake_up()
+        finally:
+            os._exit(0)
+
+    def _wake_up(self) -> None:
+        late = 0.0
+        for number in itertools.count():
+            self._moments[number % _KEPT], self._sums[number % _KEPT] = time.monotonic(), late
+            self._count[0] = number + 1
+            due = time.monotonic() + PERIOD
+            time.sleep(PERIOD)
+            late += time.monotonic() - due
+
+    def late(self, since: float, moment: float) -> float:
+        """Seconds that it was late in that window, which ends with its first wake-up afterwards."""
+
+        def woke(number: int) -> float:
+            return self._moments[number % _KEPT]
+
+        until(lambda: woke(self._count[0] - 1) >= moment, "the control wakes up")
+        kept = range(max(0, self._count[0] - _KEPT + 1), self._count[0])
+        first = kept[max(0, bisect_right(kept, since, key=woke) - 1)]
+        last = kept[bisect_left(kept, moment, key=woke)]
+        return self._sums[last % _KEPT] - self._sums[first % _KEPT]
+
+    def close(self) -> None:
+        """End the process."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        LASTING.discard(self.pid)
+
+
+def start_control() -> Control:
+    """Start this process's control: before the first window, and before other threads."""
+    global _control
+    assert _control is None
+    _control = Control()
+    return _control
+
+
+def assert_in_time(promise: float, since: float, moment: float | None = None) -> None:
+    """Fails if ``moment`` (now) is later than the promise allows; both are `time.monotonic()`."""
+    moment = time.monotonic() if moment is None else moment
+    if (took := moment - since) > promise:
+        late = late_since(since, moment)
+        assert took <= promise + late, (
+            f"it took {took:.3f} s; {promise} s are promised, and the control was {late:.3f} s late"
+        )
+
+
+def late_since(since: float, moment: float | None = None) -> float:
+    """Seconds that the control was late from ``since`` to ``moment`` (now)."""
+    assert _control is not None, "no control runs: start_control() comes before the window"
+    return _control.late(since, time.monotonic() if moment is None else moment)
+
+
+def stacks() -> str:
+    """Where each thread of this process is, and in which state its children are."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = []
+    for thread, frame in sys._current_frames().items():
+        lines += [f"thread {names.get(thread, thread)}:\n", *traceback.format_stack(frame, 20)]
+    for child in children_of(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+            waits = Path(f"/proc/{child}/wchan").read_text()
+            lines.append(f"child {child}: state {state}, in the kernel's {waits}\n")
+    return "".join(lines)
