@@ -86,6 +86,7 @@ WAIT = "CAPACITY=1 READERS=1"
 DEATH = "PROCESSES=2 FORKS"
 PLACE = "CHUNKS=1 MESSAGES=3"
 BEGINS = "begins_where_counted"
+OPENED = "handle_is_of_the_last_opening"
 LATEST = "CHUNKS=3 READERS=1 MESSAGES=5 KEEPS"
 ATTACH = "CREATORS=1 ATTACHERS=1 SWEEPERS=1"
 CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
@@ -265,6 +266,11 @@ VARIANTS = (
     place("readmit", "leaves the flags of the predecessor", "FLAGS_STAY"),
     place("readmit", "opens before it sets the flags", "OPENED_BEFORE_CLEARED", BEGINS),
     place("readmit", "leaves `admitted`", "LATE ADMITTED_STAYS", BEGINS),
+    place("attach", "compares no generation", "NO_GENERATION", OPENED),
+    place(
+        "attach", "compares the generation before it has the lock", "GENERATION_BEFORE_LOCK", OPENED
+    ),
+    place("attach", "compares `admitted`", "ADMITTED_IS_THE_GENERATION", OPENED),
     place("publish", "resets the flags of all places", "LATE RESET_FOR_ALL"),
     place("wake_parked: full_fence", "left out", "LATE NO_FENCE_IN_WAKE"),
     place("admit.load", "relaxed, not acquire", "LATE ADMIT_LOAD_RELAXED"),

@@ -2,8 +2,8 @@
  * broadcast/ring_reader.hpp).
  *
  * Modelled: a ring with one place; its writer publishes, notices that the reader has closed or died, releases the
- * place, and opens it again. Two processes try once to take the place, read, and close; the first may be
- * killed between any two steps; the kernel then drops the lock, once all that it had stored is visible. With LATE the
+ * place, and opens it again, OPENINGS times at most. Two processes get a handle at any time, try once to take the place
+ * with it, read, and close; the first may be killed between any two steps; the kernel then drops the lock, once all that it had stored is visible. With LATE the
  * place is open from the start, and the writer counts a reader only from the moment at which it sees it. Stores are
  * buffered (memory.pml); lock calls are steps that order.
  *
@@ -13,6 +13,7 @@
  *   begins_where_counted  a reader's first message is the next one after its place was opened, or it was counted
  *   whole_and_next        what it reads is whole, and is its next message: nothing of its predecessor's, nothing skipped
  *   place_is_held_by_one  nobody joins while a predecessor lives that has not closed
+ *   handle_is_of_the_last_opening  nobody joins with a handle from before the place was opened again
  */
 #define WRITER 0
 #define OWNERS 3
@@ -23,7 +24,9 @@
 #define CONSUMED(c) (2 * CHUNKS + (c))
 #define STATE (3 * CHUNKS)
 #define ADMITTED (3 * CHUNKS + 1)
-#define LOCATIONS (3 * CHUNKS + 2)
+#define GENERATION (3 * CHUNKS + 2)
+#define LOCATIONS (3 * CHUNKS + 3)
+#define OPENINGS 2
 
 #define ABSENT 0
 #define ATTACHED 1
@@ -44,10 +47,12 @@ bit has_closed[OWNERS];
 bit has_ended[OWNERS];
 byte published;
 byte opened_at;         /* the position from which the present reader is counted */
+byte openings;          /* how often the place has been opened again; a handle has the number as of when it was made */
 
 bit begins_where_counted = 1;
 bit whole_and_next = 1;
 bit place_is_held_by_one = 1;
+bit handle_is_of_the_last_opening = 1;
 
 inline drop_lock(who) {
     d_step { buffer[who].count == 0 -> lock_holder = (lock_holder == 1 + who -> 0 : lock_holder) }
@@ -115,6 +120,7 @@ inline readmit() {
     take_lock(WRITER);
     if
     :: lock_holder == 1 + WRITER ->
+        store_relaxed(WRITER, GENERATION, 1 + openings);
 #ifdef OPENED_BEFORE_CLEARED
         store_release(WRITER, STATE, ABSENT);
         drop_lock(WRITER);
@@ -137,8 +143,9 @@ inline readmit() {
 #endif
 #ifndef OPENED_BEFORE_CLEARED
         store_release(WRITER, STATE, ABSENT);
-        drop_lock(WRITER)
+        drop_lock(WRITER);
 #endif
+        openings++                                      /* from now on there are handles of this opening */
     :: else
     fi
 }
@@ -169,15 +176,30 @@ end:
     do
     :: published < MESSAGES -> publish()
     :: reader == EXPECTED -> look()
-    :: reader == GONE -> readmit()
+    :: reader == GONE && openings < OPENINGS -> readmit()
     :: reader == UNCOUNTED -> admit()
     od
 }
 
 proctype candidate(byte who) {
-    byte position, chunk, seen, consumed, data;
+    byte position, chunk, seen, consumed, data, handle;
     bit is_counted;
+#ifdef ADMITTED_IS_THE_GENERATION
+    byte admitted;
+#endif
     {
+        handle = openings;
+#ifdef ADMITTED_IS_THE_GENERATION
+        load(who, ADMITTED, admitted);
+        handle = openings;
+#endif
+#ifdef GENERATION_BEFORE_LOCK
+        load(who, GENERATION, seen);
+        if
+        :: seen != handle -> goto over
+        :: else
+        fi;
+#endif
         take_lock(who);
         if
         :: lock_holder != 1 + who -> goto over              /* RankTaken */
@@ -188,6 +210,19 @@ proctype candidate(byte who) {
         :: seen != ABSENT -> goto over                      /* RankTaken */
         :: else
         fi;
+#if !defined(NO_GENERATION) && !defined(GENERATION_BEFORE_LOCK)
+#ifdef ADMITTED_IS_THE_GENERATION
+        load(who, ADMITTED, seen);
+        seen = (seen == admitted -> handle : 1 + handle);
+        admitted = 0;
+#else
+        load(who, GENERATION, seen);
+#endif
+        if
+        :: seen != handle -> goto over                      /* RankTaken */
+        :: else -> seen = 0
+        fi;
+#endif
 #ifndef LATE
         load(who, ADMITTED, position);
         d_step {
@@ -200,6 +235,9 @@ proctype candidate(byte who) {
         atomic {
             place_is_held_by_one = (!owner || killed[owner - 1] || has_closed[owner - 1]);
             assert(place_is_held_by_one);
+            handle_is_of_the_last_opening = (handle == openings);
+            assert(handle_is_of_the_last_opening);
+            handle = 0;
             owner = 1 + who;
             store_release(who, STATE, ATTACHED)             /* SYNC join.store */
         }

@@ -23,10 +23,10 @@ namespace memlane::broadcast {
 
 class RingReader : public RingEnd, public core::Watched {
 public:
-    // `reserved_bytes`: how much of every chunk the creator reserved;
+    // `opening`: of the place, as the handle has it. `reserved_bytes`: how much of every chunk the creator reserved;
     // 0 if unknown. `first`: position of the ring's first message.
     RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader,
-               std::uint64_t reserved_bytes = 0, std::uint64_t first = 0)
+               std::uint32_t opening = 0, std::uint64_t reserved_bytes = 0, std::uint64_t first = 0)
         : RingEnd(std::move(segment), geometry, 1 + reader, reserved_bytes, first), reader_(reader) {
         const core::SlotState before = participants_.state(slot());
         if (before != core::SlotState::absent)
@@ -34,6 +34,8 @@ public:
                                       ? "the place was released by release_reader"
                                       : "the place was already taken by pid " +
                                             std::to_string(participants_.identity(slot()).pid) + ", which has left it");
+        if (participants_.openings(slot()) != opening)
+            throw core::RankTaken("the place was opened again for another process; the handle that readmit() returned last is needed");
         if (ring_.is_latest()) latest_.emplace(ring_, reader);
         is_counted_ = !has_late_readers();
         // Late readers cannot know yet; until then they are as far as the writer.

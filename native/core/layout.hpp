@@ -19,9 +19,9 @@ inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", l
 // Major: raise it for what a process of an earlier version would get wrong; such a segment cannot be used. 3: a ring's
 // writer gives space of chunks back (RingWaits::given_back), so a reader that does not look at that count would touch
 // pages without space. 4: a ring has a section more, of delivery times. Minor: raise it for fields in reserved bytes that may
-// be ignored.
+// be ignored. 4.1: `openings`.
 inline constexpr std::uint32_t kLayoutMajor = 4;
-inline constexpr std::uint32_t kLayoutMinor = 0;
+inline constexpr std::uint32_t kLayoutMinor = 1;
 // Features, of a ring: readers attach at any time, and their first message is at `admitted`.
 inline constexpr std::uint64_t kLateReaders = 1;
 // The documented flags say nothing: readers get the latest message only (broadcast/latest.hpp).
@@ -86,7 +86,7 @@ static_assert(offsetof(SegmentHeader, membership) == 128);
 static_assert(offsetof(SegmentHeader, sections) == 256);
 
 // A participant's slot: its identity in the first 64 bytes, counters in the second. Only the process that holds the
-// slot's lock writes to it, but for `admitted`. The two are on separate cache lines because peers poll the first.
+// slot's lock writes to it, but for `admitted` and `openings`. The two are on separate cache lines because peers poll the first.
 enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
 // What its process does in memlane. waiting: for a message, or for a free chunk. attaching: in wait_until_ready.
 // in_block: between the two ends of acquire_read or acquire_write. copying: encodes a message and copies it in. decoding: copies
@@ -101,7 +101,10 @@ struct ParticipantSlot {
     std::uint64_t pid_namespace;
     std::uint64_t skipped;  // of a reader of the latest: messages that were published, and that it will not get
     std::uint32_t reading;  // of the same: 1 + the chunk whose message it reads; 0: none
-    std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
+    union {
+        std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
+        std::uint32_t openings;          // in a reader's, by the writer: how often it was opened again (reopen)
+    };
     std::uint64_t leased_bytes;  // of extents that leases keep; of the latest, also of what views keep
     std::uint64_t admitted;  // in a reader's slot, by the writer: 1 + the position of its first message; 0: that of the ring,
                              // or, with late readers, not known yet
@@ -122,7 +125,7 @@ inline constexpr std::uint32_t kViewsOfRing = 1u << 31;
 inline constexpr std::uint32_t kViewsLeft = 1u << 30;
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, skipped) == 32);
-static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
+static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44 && offsetof(ParticipantSlot, openings) == 44);
 static_assert(offsetof(ParticipantSlot, leased_bytes) == 48);
 static_assert(offsetof(ParticipantSlot, admitted) == 56);
 static_assert(offsetof(ParticipantSlot, position) == 64);

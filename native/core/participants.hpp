@@ -97,7 +97,7 @@ public:
     }
 
     // Opens the slot of a participant that is gone to another process. The caller holds its lock, which it drops: that orders
-    // what it has stored before for whoever takes it.
+    // what it has stored before for the process that takes it. Handles from before are refused from now on.
     void reopen(std::size_t i) const {
         ParticipantSlot& s = slots_[i];
         store_relaxed<std::uint64_t>(s.pid, 0);
@@ -109,6 +109,7 @@ public:
         store_relaxed<std::int64_t>(s.views_since_ns, 0);
         store_relaxed<std::int64_t>(s.last_progress_ns, 0);
         show(s, SlotActivity::elsewhere);
+        store_relaxed(s.openings, load_relaxed(s.openings) + 1);
         SYNC_STEP(reopen);
         store_release(s.state, SlotState::absent);
         segment_.lock().drop_slot(i);
@@ -120,6 +121,9 @@ public:
         SYNC_LOAD(leave);
         return load_acquire(slots_[i].state);
     }
+
+    // How often the slot was opened again; for a process that attaches only under the slot's lock.
+    std::uint32_t openings(std::size_t i) const noexcept { return load_relaxed(slots_[i].openings); }
 
     // One system call for a slot that is attached, none otherwise.
     Presence presence(std::size_t i) const {

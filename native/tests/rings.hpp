@@ -62,7 +62,7 @@ inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry, 
 
 inline std::unique_ptr<RingReader> new_reader(core::Segment& segment, const RingGeometry& geometry, std::size_t r,
                                               std::uint64_t first = 0) {
-    return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r, 0, first);
+    return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r, 0, 0, first);
 }
 
 // A writer that sends messages through extents, and a reader that takes leases of them.

@@ -219,6 +219,9 @@ class RingSegment(HeldSegment):
     def is_latest(self) -> bool:
         """Whether readers get the latest message only."""
 
+    def openings(self) -> list[int]:
+        """How often each reader's place was opened again."""
+
     @property
     def descriptor(self) -> int:
         """The number of its descriptor in this process."""
@@ -360,6 +363,7 @@ class RingReader:
         ranks: Sequence[int],
         codec: object,
         reader: int,
+        opening: int,
         origin: tuple[int, str] | None,
     ) -> None: ...
     def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object:

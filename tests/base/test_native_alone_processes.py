@@ -34,7 +34,7 @@ def new_ring():
 def new_ends():
     writer = native.RingWriter(new_ring(), [0], Codec, 0, False)
     ring = native.RingSegment.attach(shape, "memlane-alone", None, 1)
-    return writer, native.RingReader(ring, [0], Codec, 0, None)
+    return writer, native.RingReader(ring, [0], Codec, 0, 0, None)
 
 def new_store():
     native.install(check_memory=id)

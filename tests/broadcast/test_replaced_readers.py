@@ -96,6 +96,36 @@ def test_a_reader_that_has_closed() -> None:
             reader.call("close")
 
 
+def test_a_handle_from_before_its_place_was_opened_again_is_refused() -> None:
+    """A replacement that comes after it was given up does not take the place of the next one."""
+    with MessageQueue(2, 2, max_chunks=8) as writer:
+        other = MessageQueue.create_from_handle(writer.export_handle(1), 1)
+        late = [writer.export_handle(0)]
+        for _ in range(2):  # without a message between the two
+            writer.release_reader(0)
+            late.append(writer.readmit(0))
+        present = late.pop()
+        writer.enqueue("for the present one")
+        for handle in late:
+            for sent in (handle, Handle.from_json(handle.to_json())):
+                with refuses(RankTaken, match="was opened again for another process"):
+                    MessageQueue.create_from_handle(sent, 0)
+        reader = MessageQueue.create_from_handle(Handle.from_json(present.to_json()), 0)
+        assert reader.dequeue(0) == other.dequeue(0) == "for the present one"
+        reader.close()
+        other.close()
+
+
+def test_every_later_handle_knows_how_often_a_place_was_opened() -> None:
+    with MessageQueue(2, 2) as writer:
+        for number in range(3):
+            assert writer.export_handle().local_openings == (0, number)
+            writer.release_reader(1)
+            assert writer.readmit(1).local_openings == (0, number + 1)
+        assert writer.handle.local_openings == (0, 3)
+        MessageQueue.create_from_handle(writer.handle, 1).close()
+
+
 def test_a_reader_in_the_same_process() -> None:
     """It closes while it keeps a lent array and a view; they stay as they are."""
     with queue_of(max_chunk_bytes=1 << 16, max_chunks=2) as (writer, (reader,)):
@@ -508,14 +538,13 @@ def test_a_late_reader_at_the_end() -> None:
 def test_late_readers_come_and_go() -> None:
     """Each gets consecutive messages, the first of which was sent after it had attached."""
     with MessageQueue(4, 4, None, 256, 3, late_readers=True) as writer:
-        handle, over = writer.export_handle(), threading.Event()
+        handles, over = [writer.export_handle()] * 4, threading.Event()
         latest, closed = [0], [threading.Event() for _ in range(4)]
 
         def comes_and_goes(rank: int) -> int:
             dice, visits = random.Random(rank), 0
-            mine = handle
             while not over.is_set():
-                with MessageQueue.create_from_handle(mine, rank) as reader:
+                with MessageQueue.create_from_handle(handles[rank], rank) as reader:
                     before = latest[0]
                     expected = None
                     for _ in range(dice.randrange(1, 30)):
@@ -538,7 +567,7 @@ def test_late_readers_come_and_go() -> None:
             writer.enqueue(latest[0], timeout=PATIENCE)
             for rank, event in enumerate(closed):
                 if event.is_set():
-                    writer.readmit(rank)
+                    handles[rank] = writer.readmit(rank)
                     event.clear()
         over.set()
     assert sum(visitor.result() for visitor in visitors) > 20

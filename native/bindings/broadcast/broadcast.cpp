@@ -72,6 +72,7 @@ void bind_broadcast(nb::module_& m) {
         .def_static("attach_through", &RingSegment::attach_through, "pid"_a, "descriptor"_a, "geometry"_a, "name"_a, "id"_a,
                     "slot"_a, "Attaches to a segment that a process of this user has open, also if it has no name any more.")
         .def_prop_ro("is_latest", &RingSegment::is_latest, "Whether readers get the latest message only.")
+        .def("openings", &RingSegment::openings, "How often each reader's place was opened again.")
         .def_prop_ro("descriptor", &RingSegment::descriptor, "The number of its descriptor in this process.")
         .def_prop_ro("reserved_bytes", &RingSegment::reserved,
                      "Bytes reserved of each chunk by the creator, according to the header.")
@@ -118,9 +119,9 @@ void bind_broadcast(nb::module_& m) {
     bind_end(writer);
 
     nb::class_<RingReader> reader(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.");
-    reader.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t, nb::object>(),
-             "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "origin"_a.none(),
-             nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
+    reader.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t, std::uint32_t, nb::object>(),
+             "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "opening"_a, "origin"_a.none(),
+             nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, opening: int, "
                      "origin: tuple[int, str] | None) -> None"))
         .def("receive", &RingReader::receive, "timeout"_a.none(), "cancel"_a.none(), "lend"_a,
              nb::sig("def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object"),

@@ -41,8 +41,8 @@ inline void log_uncopied_leases() noexcept {
 class RingReader : public End<RingReader, broadcast::RingReader> {
 public:
     RingReader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader,
-               nb::object origin)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), reader, ring.reserved()),
+               std::uint32_t opening, nb::object origin)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), reader, opening, ring.reserved()),
           decode_(codec.attr("decode")),
           decode_parts_(codec.attr("decode_parts")),
           decode_plain_(codec.attr("decode_plain")),

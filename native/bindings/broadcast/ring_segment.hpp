@@ -3,15 +3,18 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/ends/held_segment.hpp"
 #include "bindings/python/gil.hpp"
 #include "broadcast/left_file.hpp"
 #include "broadcast/ring_layout.hpp"
+#include "core/participants.hpp"
 #include "core/sweep.hpp"
 
 namespace memlane::bindings {
@@ -66,6 +69,15 @@ public:
     std::uint64_t reserved() const noexcept { return reserved_; }
     bool is_latest() const noexcept { return (segment_->features() & core::kLatestOnly) != 0; }
     int descriptor() const noexcept { return segment_->file().get(); }
+
+    // Of each reader's place, how often it was opened again.
+    std::vector<std::uint32_t> openings() {
+        check_open();
+        const core::Participants participants(*segment_);
+        std::vector<std::uint32_t> all(geometry_.n_reader);
+        for (std::size_t r = 0; r < all.size(); ++r) all[r] = participants.openings(1 + r);
+        return all;
+    }
 
     // A memoryview of bytes that Python knows to lie in the ring. Reserves the space of every chunk in them.
     nb::object view(std::uint64_t offset, std::uint64_t bytes) {

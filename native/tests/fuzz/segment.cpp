@@ -69,7 +69,7 @@ void attach_ring(bool is_queue) {
     const auto segment = core::Segment::attach(name(), broadcast::plan_of(kGeometry), own_id(),
                                                is_queue ? std::optional<std::size_t>(1) : std::nullopt);
     if (!is_queue) return;
-    broadcast::RingReader reader(segment, kGeometry, 0, kGeometry.max_chunk_bytes);
+    broadcast::RingReader reader(segment, kGeometry, 0, 0, kGeometry.max_chunk_bytes);
     if (auto sample = reader.begin_nowait().loan) {
         sample->descriptor();
         sample->finish(0);

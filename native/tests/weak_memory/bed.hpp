@@ -47,8 +47,8 @@ struct Bed {
     }
     void make_writer() { writer.emplace(segment, geometry, 64); }
     void make_reader() {
-        reader.emplace(reader_segment, geometry, 0, 64);
-        if (second_segment) second.emplace(second_segment, geometry, 1, 64);
+        reader.emplace(reader_segment, geometry, 0, 0, 64);
+        if (second_segment) second.emplace(second_segment, geometry, 1, 0, 64);
     }
 
     void start(unsigned cores = 4) {

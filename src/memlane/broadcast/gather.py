@@ -106,7 +106,7 @@ class _Ring(LocalEnd[RingReader]):
         self.id = new_id()
         self.rank = rank
         segment = RingSegment.create(geometry, self.id, name_of(self.id), RESERVED_CHUNK_BYTES, 1)
-        super().__init__(segment, lambda: RingReader(segment, [0], codec, 0, None))
+        super().__init__(segment, lambda: RingReader(segment, [0], codec, 0, 0, None))
 
     @property
     def writer_state(self) -> ReaderState:

@@ -13,8 +13,8 @@ from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
-# 7 frames of several messages.
-FORMAT_VERSION = 7
+# 7 frames of several messages, 8 has local_openings.
+FORMAT_VERSION = 8
 
 
 def checked_handle(handle: object) -> Handle:
@@ -48,6 +48,8 @@ class Handle:
         writer_file: (pid, descriptor) of the ring in its writer's process, by which a reader may
             attach once the ring has no name any more; else None.
         relay_of: (pid, address) of the writer, in the handle of a relay's ring; else None.
+        local_openings: how often `readmit` has opened each local reader's place again; a reader
+            attaches with the present number only. Empty: none was.
 
     The keys are left out of the repr.
     """
@@ -66,6 +68,7 @@ class Handle:
     remote_reader_keys: list[str] = field(default_factory=list, repr=False)
     writer_file: tuple[int, int] | None = None
     relay_of: tuple[int, str] | None = None
+    local_openings: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
@@ -110,6 +113,13 @@ class Handle:
                 )
         elif self.local_reader_ranks:
             raise InvalidArgument("the handle names local readers, but no ring")
+        if self.local_openings and len(self.local_openings) != len(self.local_reader_ranks):
+            raise InvalidArgument(
+                f"the handle has openings of {len(self.local_openings)} places, but names "
+                f"{len(self.local_reader_ranks)} local readers"
+            )
+        for opening in self.local_openings:
+            integer_from("an opening in the handle", opening, 0, 2**32 - 1)
         if self.writer_file is not None:
             pid, file = self.writer_file
             integer_from("the pid in the handle's writer_file", pid, 1, 2**31 - 1)

@@ -330,6 +330,7 @@ class LocalReader(LocalEnd[RingReader]):
         ranks, origin = handle.local_reader_ranks, handle.relay_of
         self.rank = rank = ranks[place]
         self.geometry: RingGeometry | None = geometry
+        opening = handle.local_openings[place] if handle.local_openings else 0
         codec = codec_of(handle.serializer)
         queue_id = bytes.fromhex(handle.queue_id)
         try:
@@ -342,7 +343,9 @@ class LocalReader(LocalEnd[RingReader]):
                 segment = RingSegment.attach_through(
                     pid, file, geometry, name, queue_id, slot=1 + place
                 )
-            super().__init__(segment, lambda: RingReader(segment, ranks, codec, place, origin))
+            super().__init__(
+                segment, lambda: RingReader(segment, ranks, codec, place, opening, origin)
+            )
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
         self.receive: Callable[[float | None, threading.Event | None, bool], Any] = (

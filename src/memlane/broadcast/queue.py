@@ -71,6 +71,10 @@ def _not_a_reader(call: str) -> WrongRole:
     return WrongRole(f"Only readers can {call}: make one with create_from_handle()")
 
 
+def _openings_of(writer: WriterEnd) -> tuple[int, ...]:
+    return () if writer.segment is None else tuple(writer.segment.openings())
+
+
 def _send_of_a_reader(_obj: object, _timeout: float | None) -> NoReturn:
     raise _not_the_writer("enqueue")
 
@@ -287,6 +291,7 @@ class MessageQueue(AnyQueue[M]):
         end = writer or reader
         if writer is not None:
             handle.remote_reader_keys = writer.secrets_for(None)
+            handle.local_openings = _openings_of(writer)
             if (ring := writer.segment) is not None and (g := geometry) is not None:
                 handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
                 if has_late_readers:
@@ -489,8 +494,12 @@ class MessageQueue(AnyQueue[M]):
         writer = self._must_be_writer("export_handle")
         writer.check()
         keys = writer.secrets_for(None if rank is None else checked_rank(rank))
-        ranks = list(self.handle.local_reader_ranks)
-        return replace(self.handle, local_reader_ranks=ranks, remote_reader_keys=keys)
+        return replace(
+            self.handle,
+            local_reader_ranks=list(self.handle.local_reader_ranks),
+            remote_reader_keys=keys,
+            local_openings=_openings_of(writer),
+        )
 
     def enqueue(self, obj: M, timeout: float | None = None) -> None:
         """Sends `obj` to all readers; blocks while the ring or a remote window is full, and while
@@ -551,6 +560,7 @@ class MessageQueue(AnyQueue[M]):
         self.handle.remote_reader_keys = writer.secrets_for(None)
         if writer.segment is not None:
             self.handle.writer_file = (os.getpid(), writer.segment.descriptor)
+        self.handle.local_openings = _openings_of(writer)
         return self.export_handle(rank)
 
     # A reader -------------------------------------------------------------------------------
