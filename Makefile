@@ -156,7 +156,8 @@ sanitize: $(VENV)/.tools
 soak: $(VENV)/.tools native-test
 	build/native/native/tests/ring_threads 100000000 8 16
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 $(PY) -m pytest -q --durations=10 \
-	    tests/broadcast/test_soak_kills.py tests/broadcast/test_soak_stops.py tests/store/test_soak_puts.py
+	    tests/broadcast/test_soak_kills.py tests/broadcast/test_soak_stops.py tests/store/test_soak_puts.py \
+	    tests/broadcast/test_large_kills.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
 	    tests/network/test_soak.py tests/network/test_cable.py tests/network/test_strangers.py \
 	    tests/network/test_ends.py
@@ -164,6 +165,9 @@ soak: $(VENV)/.tools native-test
 	    tests/broadcast/test_latest_kills.py tests/broadcast/test_gather_kills.py
 	MEMLANE_SOAK_CANCELS=10000 $(PY) -m pytest -q --durations=10 tests/broadcast/test_awaiting.py tests/network/test_awaiting.py
 	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
+	MEMLANE_EXAMPLES=50000 $(PY) -m pytest -q --durations=10 \
+	    tests/broadcast/test_small_shm.py tests/tiers/test_policies.py tests/tiers/test_block_pool_model.py
+	MEMLANE_SOAK_BENCH=5 $(PY) -m pytest -q tests/cli/test_command_line.py
 	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/network/test_costs.py
 	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
 	    tests/network/test_partitions.py tests/network/test_cuts.py

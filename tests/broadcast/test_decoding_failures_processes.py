@@ -13,10 +13,10 @@ from tests.support import Link, is_sanitized, start
 from tests.support.queues import queue_of, refuses
 
 LARGE: dict[str, Callable[[], Any]] = {
-    "text": lambda: "x" * (60 << 20),
-    "strings": lambda: [f"text {n}" * 9 for n in range(900_000)],
-    "bytes": lambda: bytes(60 << 20),
-    "array": lambda: np.ones(60 << 20, np.uint8),
+    "text": lambda: "x" * (20 << 20),
+    "strings": lambda: [f"text {n}" * 9 for n in range(300_000)],
+    "bytes": lambda: bytes(20 << 20),
+    "array": lambda: np.ones(20 << 20, np.uint8),
 }
 
 

@@ -1,6 +1,6 @@
 """Kill -9 of writers of a gather at random moments.
 
-``MEMLANE_SOAK_GATHER`` is the number of seconds (default 5).
+``MEMLANE_SOAK_GATHER`` is the number of seconds (default 2).
 """
 
 import os
@@ -13,7 +13,7 @@ from memlane import Gather, GatherHandle, WriterDied
 from tests.support import PATIENCE, Link, start
 from tests.support.traffic import leaving_nothing
 
-SECONDS = float(os.environ.get("MEMLANE_SOAK_GATHER", "5"))
+SECONDS = float(os.environ.get("MEMLANE_SOAK_GATHER", "2"))
 pytestmark = pytest.mark.soak(seconds=60 + SECONDS)
 WRITERS = 3
 

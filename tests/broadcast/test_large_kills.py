@@ -19,7 +19,7 @@ from memlane import Closed, Handle, MessageQueue, ReaderDied, ViewInUse, WriterD
 from tests.support import PATIENCE, Aside, Link, Peer, start
 from tests.support.queues import BOUND, file_of, refuses, start_reader, sweep
 
-KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "200")) // 10
+KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "100")) // 10
 pytestmark = pytest.mark.soak(seconds=60 + 10 * KILLS)
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK, CHUNKS, KEEP, LARGEST = 4 * KIB, 3, MIB, 2 * MIB

@@ -1,6 +1,6 @@
 """Kill -9 at random moments around the latest message: what is read, and kept, stays whole.
 
-``MEMLANE_SOAK_LATEST`` is the number of seconds of each test (default 5).
+``MEMLANE_SOAK_LATEST`` is the number of seconds of each test (default 2).
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.support import PATIENCE, Link, Peer, start
 from tests.support.queues import refuses
 from tests.support.traffic import leaving_nothing
 
-SECONDS = float(os.environ.get("MEMLANE_SOAK_LATEST", "5"))
+SECONDS = float(os.environ.get("MEMLANE_SOAK_LATEST", "2"))
 pytestmark = pytest.mark.soak(seconds=60 + 3 * SECONDS)
 
 SIZES = (10, 5000, 20_000, 1 << 20)

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal()),
 ]
 
-EXAMPLES = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 200
+EXAMPLES = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 200
 SECONDS = 60 + 4 * EXAMPLES  # one takes 0.2 s on an idle machine
 MIB = 1 << 20
 KIB = 1 << 10

@@ -1,6 +1,6 @@
 """Kill -9 of every role at random moments, many times over.
 
-``MEMLANE_SOAK_KILLS`` is the number of kills (default 300). After each one: the survivors raise
+``MEMLANE_SOAK_KILLS`` is the number of kills (default 100). After each one: the survivors raise
 the right error within 1 s, what a survivor has read has no gap, and nothing is left in /dev/shm,
 in the descriptors or among the threads of this process.
 """
@@ -23,7 +23,7 @@ from tests.support.traffic import (
     write_to_the_end,
 )
 
-KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "300"))
+KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "100"))
 pytestmark = pytest.mark.soak(seconds=60 + KILLS)
 
 

@@ -1,10 +1,14 @@
-"""The command line as a person, a pipe or a probe runs it: real processes, a real terminal."""
+"""The command line as a person, a pipe or a probe runs it: real processes, a real terminal.
+
+``MEMLANE_SOAK_BENCH`` is the number of turns that `memlane bench` gives each queue (default 1).
+"""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,20 @@ from tests.support.queues import (
 )
 
 MEMLANE = [sys.executable, "-m", "memlane"]
+TURNS = os.environ.get("MEMLANE_SOAK_BENCH", "1")
+BENCH = f"""
+from memlane.__main__ import main
+from memlane.cli import benching
+benching.ROUNDS = {TURNS}
+main()
+"""
 
 
-def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, command: Sequence[str] = MEMLANE, **more: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*MEMLANE, *arguments],
+        [*command, *arguments],
         env={**os.environ, **more},
         capture_output=True,
         text=True,
@@ -189,7 +202,7 @@ def test_bench_measures_peers_in_one_run(tmp_path: Path) -> None:
     """A row for each that is installed, the same in the picture; nothing is left behind."""
     picture = tmp_path / "bench.svg"
     before = segments()
-    done = run("bench", "-o", str(picture))
+    done = run("bench", "-o", str(picture), command=[sys.executable, "-c", BENCH])
     assert (done.returncode, done.stderr) == (0, ""), done
     rows = {line.split("  ")[0]: re.findall(r"[\d.,]+", line) for line in done.stdout.splitlines()}
     for name in ("memlane", "Pipe", "pyzmq"):

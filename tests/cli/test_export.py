@@ -93,7 +93,8 @@ def test_who_may_ask() -> None:
 
 
 def test_only_one_process() -> None:
-    with queue_of() as (writer, _), exporter("--pid", str(os.getpid())) as served:
+    own = ("--pid", str(os.getpid()))
+    with queue_of() as (writer, _), exporter(*own, _SEARCH_EVERY=0.2) as served:
         name = name_in(writer.export_handle())
         assert name in served.metrics()
         with MessageQueue(1, 1) as second:
@@ -183,23 +184,33 @@ def is_served(served: Exporter) -> bool:
     return False
 
 
+def connect(served: Exporter) -> socket.socket:
+    """A client that the server has begun to serve."""
+    threads = Path(f"/proc/{served.process.pid}/task")
+    before = len(os.listdir(threads))
+    client = socket.create_connection(("127.0.0.1", served.port))
+    until(lambda: len(os.listdir(threads)) > before, "a thread serves it")
+    return client
+
+
+def send_slowly(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"x")
+        time.sleep(0.1)
+
+
 def test_clients_that_are_slow() -> None:
-    """Are turned away when there are too many, and others are served."""
-    with exporter() as served, ExitStack() as stack:
-        for _ in range(40):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
-            client.sendall(b"GET /metr")
+    """Are turned away when there are too many, and once their time is over, also if they go on to
+    send; others are served."""
+    with exporter(_MOST_CLIENTS=4, _PATIENCE=3.0) as served, ExitStack() as stack:
+        began = time.monotonic()
+        client, *_ = [stack.enter_context(connect(served)) for _ in range(4)]
         with pytest.raises(ConnectionError):
             served.metrics()
+        with pytest.raises(ConnectionError):
+            send_slowly(client)
+        assert time.monotonic() - began > 2.9
         until(lambda: is_served(served), "their time is over", pause=0.2)
-        late = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
-        late.settimeout(PATIENCE)
-        began = time.monotonic()
-        with suppress(OSError):
-            while time.monotonic() - began < 60:
-                late.sendall(b"x")
-                time.sleep(0.5)
-        assert 8.0 < time.monotonic() - began < 30.0
 
 
 def test_processes_that_come_and_go() -> None:

@@ -24,7 +24,7 @@ from memlane.broadcast.protocol import (
 from tests.sessions.test_sessions import LONG, step
 from tests.sessions.world import Reader, World
 
-COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 10
+COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 10
 MODULES = admission, connection_state, outbox, peer, places, reader_session, states, writer_session
 SESSIONS = {module.__file__ for module in MODULES}
 # What an interrupted dequeue had taken is lost, and an interrupted close() is a death.

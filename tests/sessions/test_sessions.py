@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.sessions.rules import EXAMPLES, RULES, TABLES, hello_of
 from tests.sessions.world import World
 
-COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000"))
+COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000"))
 LONG = pytest.mark.soak(seconds=COUNT // 100)  # ten times what they take on an idle machine
 
 

@@ -103,7 +103,7 @@ class Pool(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "tuned"])
 def test_a_pool_is_a_dictionary(policy: PolicyName) -> None:
     machine = type("Pool", (Pool,), {"policy": policy})
-    examples = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 200
+    examples = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 200
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=60, deadline=None)
     )

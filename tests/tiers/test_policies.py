@@ -17,7 +17,7 @@ from tests.support.policies import Arc, Lru, Model, S3Fifo, TwoSegment, counts
 
 pytestmark = pytest.mark.property
 
-EXAMPLES = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 40
+EXAMPLES = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 40
 MODELS: dict[PolicyName, type[Lru | Arc | S3Fifo]] = {"lru": Lru, "arc": Arc, "s3fifo": S3Fifo}
 SHARES = (0.0, 0.05, 0.25, 0.5, 0.75)
 
