@@ -112,7 +112,7 @@ void extents_never_overlap() {
                 ++position;
             } else if (what < 9 && !live.empty()) {
                 const std::uint64_t over = live[random() % live.size()].position;
-                CHECK(extents.reclaim(file, [&](std::uint64_t position) { return position == over; }, nobody));
+                CHECK(extents.reclaim(file, [&](std::uint64_t lap) { return lap == over; }, nobody));
                 std::erase_if(live, [&](const Live& one) { return one.position == over; });
             } else {
                 extents.trim(file);
