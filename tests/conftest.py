@@ -14,6 +14,8 @@ from types import FrameType
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # torch's helper threads, once started, never end.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a slow machine innocent waits take longer than the default of 5 s, and are logged to stderr.
+os.environ["MEMLANE_RINGBUFFER_WARNING_INTERVAL"] = "600"
 
 import pytest
 from hypothesis import settings

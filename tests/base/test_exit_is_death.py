@@ -136,7 +136,7 @@ if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
     queue = MessageQueue(1, 1, None, 256, 2)
     multiprocessing.Process(target=read, args=(queue.export_handle(),)).start()
-    queue.wait_until_ready(20)
+    queue.wait_until_ready(90)
 """
 
 
@@ -161,14 +161,18 @@ call, how = sys.argv[1:]
 local, relay = how == "local", how == "relay"
 writer = MessageQueue(2, 2 * local, connect_ip="127.0.0.1", relay=relay)
 readers = [MessageQueue.create_from_handle(writer.export_handle(), rank) for rank in range(2)]
+at_work = set()  # the threads that are in their loops
 
 
 def write():
     while True:
         writer.enqueue(b"x")
+        at_work.add(threading.get_native_id())
 
 
 def read(reader):
+    if call == "read":
+        at_work.add(threading.get_native_id())
     while True:
         reader.dequeue()
 
@@ -178,7 +182,12 @@ def poll(reader):
         try:
             reader.dequeue(timeout=0.001)
         except TimeoutError:
-            pass
+            at_work.add(threading.get_native_id())
+
+
+def blocked(thread):
+    with open(f"/proc/self/task/{thread}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "S"
 
 
 for reader in readers:
@@ -186,7 +195,10 @@ for reader in readers:
     threading.Thread(target=target, args=(reader,), daemon=True).start()
 if call == "write":
     threading.Thread(target=write, daemon=True).start()
-time.sleep(0.3)
+while len(at_work) < (1 if call == "write" else 2):
+    time.sleep(0.001)
+while call == "read" and not all(map(blocked, at_work)):
+    time.sleep(0.001)
 """
 
 

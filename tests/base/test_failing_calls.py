@@ -114,7 +114,7 @@ def fits(failure: Failure) -> bool:
 def test_every_call_fails(name: str) -> None:
     """A fitting error of memlane's, or success; nothing left; and the next start works."""
     is_alone = not unshare_refusal()
-    failures = start(play, name, is_alone, method="spawn", command=preloaded()).result()
+    failures = start(play, name, is_alone, method="spawn", command=preloaded()).result(5 * PATIENCE)
     print()
     print("\n".join(f"{name}: {failure}" for failure in failures))
     assert failures
@@ -218,7 +218,7 @@ def test_no_call_is_missing() -> None:
     assert "fallocate" in named
     assert named <= can_fail | HARMLESS, named - can_fail - HARMLESS
 
-    made = start(calls_of, *SCENARIOS, method="spawn", command=preloaded()).result()
+    made = start(calls_of, *SCENARIOS, method="spawn", command=preloaded()).result(5 * PATIENCE)
     failed = {call for _, call in made}
     print(f"\n{len(made)} calls: {', '.join(sorted(failed))}")
     at_import = {"__register_atfork"}

@@ -13,7 +13,7 @@ import pytest
 
 from memlane import MessageQueue, SystemFault
 from memlane.groups import TcpGroup
-from tests.support import Link, start
+from tests.support import PATIENCE, Link, start
 from tests.support.regions import new_id, region_of
 from tests.support.remote_queues import HERE
 
@@ -26,7 +26,7 @@ def writer_to_other_hosts() -> None:
 
 
 def group() -> None:
-    TcpGroup(HERE, 0, 0, 1, secret="s" * 32, timeout=10).close()
+    TcpGroup(HERE, 0, 0, 1, secret="s" * 32, timeout=PATIENCE).close()
 
 
 def region() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, ShmRingBuffer, WriterDied, WrongProcess
-from tests.support import Aside, Link, Peer, start
+from tests.support import Aside, Link, Peer, assert_in_time, start
 from tests.support.queues import (
     BOUND,
     drain,
@@ -183,7 +183,7 @@ def test_a_writer_is_killed_while_its_child_lives(pipe: tuple[int, int], how: st
         killed = peer.kill()
         with refuses(WriterDied) as caught:
             waits.result()
-        assert waits.ended - killed < BOUND
+        assert_in_time(BOUND, killed, waits.ended)
         assert caught.value.pid == peer.pid
         assert lives(child)
     sweep()
@@ -199,6 +199,6 @@ def test_a_reader_is_killed_while_its_child_lives(pipe: tuple[int, int], how: st
         killed = peer.kill()
         with refuses(ReaderDied) as caught:
             blocked.result()
-        assert blocked.ended - killed < BOUND
+        assert_in_time(BOUND, killed, blocked.ended)
         assert (caught.value.rank, caught.value.pid) == (0, peer.pid)
         assert lives(child)

@@ -24,7 +24,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert all(name.exists() for name in names), names
 other = MessageQueue.create_from_handle(writer.export_handle(1), 1)
 ShmRingBuffer(*ring.handle()).close()
-writer.wait_until_ready(10)
+writer.wait_until_ready(90)
 for number in range(20):
     writer.enqueue(number, timeout=0)
     assert reader.dequeue(timeout=0) == other.dequeue(timeout=0) == number

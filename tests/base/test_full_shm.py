@@ -32,6 +32,7 @@ from tests.support import (
     Aside,
     Link,
     alarm_after,
+    assert_in_time,
     private_shm,
     start,
     unshare_refusal,
@@ -695,7 +696,7 @@ def a_death_while_waiting_for_space(_link: Link) -> None:
         killed = doomed.peer.kill()
         with refuses(ReaderDied):
             blocked.result()
-        assert blocked.ended - killed < BOUND
+        assert_in_time(BOUND, killed, blocked.ended)
         with refuses(TimeoutError):
             other.dequeue(timeout=0)
         writer.release_reader(0)

@@ -46,7 +46,7 @@ while rounds < 200 or made < 50:
     rounds += 1
     with memlane.MessageQueue(1, 1, None, 64, 2) as writer:
         with memlane.MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
-            writer.wait_until_ready(10)
+            writer.wait_until_ready(90)
             writer.enqueue(1)
             assert reader.dequeue() == 1
     memlane.ShmRingBuffer(1, 64, 2).close()

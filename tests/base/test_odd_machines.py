@@ -54,7 +54,7 @@ try:
 except PermissionError:
     with testing.no_leaks(), testing.local_queue() as (writer, (reader,)):
         writer.enqueue('through')
-        said = [reader.dequeue(timeout=10)]
+        said = [reader.dequeue(timeout=90)]
     with memlane.ShmRingBuffer(1, 64, 1) as ring:
         (segment,) = testing.segments()
         said += [segment.name == ring.handle()[3], segment.is_named, segment.pids == (os.getpid(),)]
@@ -106,7 +106,7 @@ for number in range(3):
 writer = memlane.MessageQueue(1, 1, max_chunk_bytes=64)
 reader = memlane.MessageQueue.create_from_handle(writer.export_handle(), 0)
 writer.enqueue(numpy.zeros(1 << 21, numpy.uint8))
-array = reader.dequeue(timeout=10)
+array = reader.dequeue(timeout=90)
 array[:] = 1
 ring = memlane.SingleWriterShmRingBuffer(1 << 16, create=True)
 store = memlane.SingleWriterShmObjectStorage(1 << 12, 1, ring)
@@ -155,9 +155,9 @@ def close_streams():
 close_streams()
 writer = memlane.MessageQueue(1, 0, connect_ip='127.0.0.1')
 reader = memlane.MessageQueue.create_from_handle(writer.export_handle(), 0)
-writer.wait_until_ready(10, processes=[os.getpid()])
+writer.wait_until_ready(90, processes=[os.getpid()])
 writer.enqueue('through')
-said = [reader.dequeue(timeout=10), streams()]
+said = [reader.dequeue(timeout=90), streams()]
 reader.close(), writer.close()
 close_streams()
 group = TcpGroup('127.0.0.1', 0, 0, 1, secret=secrets.token_hex())
@@ -203,19 +203,19 @@ writer = memlane.MessageQueue(1, 1, max_chunk_bytes=MIB)
 reader = memlane.MessageQueue.create_from_handle(writer.export_handle(), 0)
 """
 TOO_LARGE = """
-said = [tried(lambda: writer.enqueue(bytes(300 * MIB), 5)), writer.statistics().messages]
-said.append(tried(lambda: writer.enqueue(bytes(150 * MIB), 5)))
-said.append(len(reader.dequeue(5)) // MIB)
+said = [tried(lambda: writer.enqueue(bytes(300 * MIB), 90)), writer.statistics().messages]
+said.append(tried(lambda: writer.enqueue(bytes(150 * MIB), 90)))
+said.append(len(reader.dequeue(90)) // MIB)
 """
 KEPT = """
 kept, said = [], None
 while said is None and len(kept) < 60:
-    said = tried(lambda: writer.enqueue(numpy.ones(6 * MIB, numpy.uint8), 5))
+    said = tried(lambda: writer.enqueue(numpy.ones(6 * MIB, numpy.uint8), 90))
     if said is None:
-        kept.append(reader.dequeue(5))
+        kept.append(reader.dequeue(90))
 said = [said, len(kept), taken() // MIB, all(one.all() for one in kept)]
 del kept[:]
-said.append(tried(lambda: writer.enqueue(numpy.ones(6 * MIB, numpy.uint8), 5)))
+said.append(tried(lambda: writer.enqueue(numpy.ones(6 * MIB, numpy.uint8), 90)))
 """
 BEHIND = """
 said = []
@@ -224,11 +224,11 @@ while not said:
 said += [writer.statistics().messages, taken() // MIB]
 import threading
 def read():
-    reader.dequeue(5)
+    reader.dequeue(90)
     with open('/sys/fs/cgroup/memory.current', 'w') as file:
         file.write('0')
 threading.Timer(0.2, read).start()
-said.append(tried(lambda: writer.enqueue(bytes(40 * MIB), 5)))
+said.append(tried(lambda: writer.enqueue(bytes(40 * MIB), 90)))
 """
 OF_THE_CGROUP = "memory limit of cgroup"
 

@@ -6,7 +6,7 @@ Fails without the guard: liveness by pid takes them for dead, or another process
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, WriterDied
-from tests.support import PATIENCE, Aside, own_pid_namespace, unshare_refusal
+from tests.support import PATIENCE, Aside, assert_in_time, own_pid_namespace, unshare_refusal
 from tests.support.queues import BOUND, fill, refuses, start_reader, start_writer, sweep
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
@@ -31,7 +31,7 @@ def test_a_reader_over_there() -> None:
         killed = reader.peer.kill()
         with refuses(ReaderDied) as caught:
             blocked.result()
-        assert blocked.ended - killed < BOUND
+        assert_in_time(BOUND, killed, blocked.ended)
         assert caught.value.rank == 0
         assert "in its own pid namespace, which is not this one" in str(caught.value)
 
@@ -49,5 +49,5 @@ def test_a_writer_over_there() -> None:
         killed = writer.peer.kill()
         with refuses(WriterDied):
             blocked.result()
-        assert blocked.ended - killed < BOUND
+        assert_in_time(BOUND, killed, blocked.ended)
     sweep()

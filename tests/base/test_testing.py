@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from memlane import MessageQueue, ReaderDied, SharedOffloadRegion, ShmRingBuffer, testing
-from tests.support import Link, Remote, serve, start
+from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.support.queues import SHM, name_in, path_of, refuses, start_reader, start_writer, sweep
 
 
@@ -42,7 +42,7 @@ def test_segments() -> None:
         (segment,) = open_here()
         assert facts_of(segment) == (path_of(writer).name, True, (os.getpid(),))
         reader = start_reader(writer.export_handle())
-        writer.wait_until_ready(10)
+        writer.wait_until_ready(PATIENCE)
         (segment,) = open_here()
         assert not segment.is_named
         assert segment.pids == tuple(sorted([os.getpid(), reader.pid]))
@@ -162,18 +162,18 @@ def test_kill() -> None:
     """When it returns, the death can be seen: no wait is needed."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         reader = start_reader(writer.export_handle())
-        writer.wait_until_ready(10)
+        writer.wait_until_ready(PATIENCE)
         testing.kill(reader.pid)
         assert writer.statistics().readers[0].state == "dead"
         with pytest.raises(ReaderDied):
-            writer.wait_until_ready(10)
+            writer.wait_until_ready(PATIENCE)
 
 
 def test_stopped() -> None:
     """Stopped within the block, running after it; a dead process is refused."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         reader = start_reader(writer.export_handle())
-        writer.wait_until_ready(10)
+        writer.wait_until_ready(PATIENCE)
         for _ in range(3):
             with testing.stopped(reader.pid):
                 assert writer.statistics().readers[0].state == "stopped"
@@ -184,14 +184,21 @@ def test_stopped() -> None:
             pass
 
 
+def wait_until_told(writer: MessageQueue, reader: MessageQueue, lines: list[str]) -> None:
+    """A message that waits for its chunk until a line says so."""
+    waits = Aside(writer.enqueue, 2)
+    until(lambda: lines, "the stall is logged")
+    reader.dequeue()
+    waits.result()
+
+
 def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the block, with the interval of the block."""
     monkeypatch.delenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", raising=False)
-    with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, _):
+    with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
         writer.enqueue(1)
-        with testing.stalls(after=0.15) as lines, refuses(TimeoutError):
-            writer.enqueue(2, timeout=0.3)
-        assert lines
+        with testing.stalls(after=0.15) as lines:
+            wait_until_told(writer, reader, lines)
         assert f"; waiting for reader 0 (pid {os.getpid()}, " in lines[0]
     assert "MEMLANE_RINGBUFFER_WARNING_INTERVAL" not in os.environ
 
@@ -203,11 +210,10 @@ def test_stalls_where_nobody_logs() -> None:
     root.setLevel(logging.CRITICAL)
     logger.disabled = True  # as logging.config does to loggers that it is not told of
     try:
-        with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, _):
+        with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
             writer.enqueue(1)
-            with testing.stalls(after=0.15) as lines, refuses(TimeoutError):
-                writer.enqueue(2, timeout=0.3)
-        assert lines
+            with testing.stalls(after=0.15) as lines:
+                wait_until_told(writer, reader, lines)
         assert logger.disabled
         assert logger.level == logging.NOTSET
     finally:

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.support import PATIENCE
 from tests.support.serdes import MSGPACK, laid
 
 WITHOUT_TENSORS = {
@@ -53,7 +54,11 @@ except ValueError as error:
 """
     sent = "\n".join(laid(MSGPACK, one).hex() for one in (torch.ones(3), np.ones(3)))
     run = subprocess.run(
-        [sys.executable, "-c", program], input=sent, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        input=sent,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert run.stderr == ""
     array, error = run.stdout.splitlines()

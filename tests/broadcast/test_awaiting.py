@@ -40,7 +40,7 @@ from memlane import (
 )
 from memlane.broadcast.local import LocalWriter
 from memlane.testing import kill
-from tests.support import PATIENCE, Link, start, until
+from tests.support import PATIENCE, Link, assert_in_time, start, until
 from tests.support.loops import (
     LOOPS,
     in_loop,
@@ -627,7 +627,7 @@ def test_a_descriptor_says_that_the_writer_was_killed() -> None:
         assert not is_readable(reader, 0.05)
         killed = peer.kill()
         assert is_readable(reader, PATIENCE)
-        assert time.monotonic() - killed < BOUND
+        assert_in_time(BOUND, killed)
         for _ in range(3):
             with pytest.raises(WriterDied):
                 reader.dequeue(timeout=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from memlane import ConcurrentUse, MessageQueue
-from tests.support import Aside
+from tests.support import PATIENCE, Aside
 from tests.support.queues import drain, fill, queue_of, refuses
 
 pytestmark = pytest.mark.unit
@@ -83,7 +83,7 @@ def test_hammering_from_two_threads() -> None:
             gate.wait()
             for number in range(total):
                 try:
-                    writer.enqueue((who, number), timeout=10)
+                    writer.enqueue((who, number), timeout=PATIENCE)
                 except ConcurrentUse:
                     continue
                 sent.append((who, number))

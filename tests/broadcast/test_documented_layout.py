@@ -6,7 +6,7 @@ import time
 import pytest
 
 from memlane import CorruptMessage, Handle, MessageQueue, ShmRingBuffer
-from tests.support import Aside, plain_layout, start
+from tests.support import PATIENCE, Aside, plain_layout, start
 from tests.support.queues import drain, fill, flags, queue_of, refuses, ring_in, ring_of
 
 NOTICED = 0.1
@@ -82,7 +82,7 @@ def test_foreign_writer_for_our_reader() -> None:
         plain.hear()
         for part in parts:
             for end in (reader, other):
-                with end.acquire_read(timeout=20) as chunk:
+                with end.acquire_read(timeout=PATIENCE) as chunk:
                     assert bytes(chunk) == part
         plain.result()
         assert drain(reader) == []
@@ -98,7 +98,7 @@ def test_foreign_chunks_are_no_messages() -> None:
         plain.hear()
         for number in range(len(parts)):
             with refuses(ValueError) as caught:
-                reader.dequeue(timeout=20)
+                reader.dequeue(timeout=PATIENCE)
             assert isinstance(caught.value, CorruptMessage)
             assert reader.current_idx == (number + 1) % 2
         plain.result()

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from memlane import MessageQueue, WriterDied
-from tests.support import PATIENCE, Aside, Remote, is_sanitized
+from tests.support import PATIENCE, Aside, Remote, assert_in_time, is_sanitized
 from tests.support.queues import BOUND, start_reader, start_writer
 
 IDLE = 5.0
@@ -81,7 +81,7 @@ def test_death_after_a_long_silence() -> None:
         writer.peer.kill()
         with pytest.raises(WriterDied):
             blocked.result()
-        assert blocked.ended - killed < BOUND
+        assert_in_time(BOUND, killed, blocked.ended)
         reader.close()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, ViewInUse, WriterDied
-from tests.support import PATIENCE, Aside, Link, Peer, start
+from tests.support import PATIENCE, Aside, Link, Peer, assert_in_time, start
 from tests.support.queues import BOUND, file_of, refuses, start_reader, sweep
 
 KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "100")) // 10
@@ -128,7 +128,7 @@ def test_writers() -> None:
             killed = killing.result()
         for _, error, moment in ends:
             assert isinstance(error, WriterDied), error
-            assert moment - killed < BOUND
+            assert_in_time(BOUND, killed, moment)
         sweep()  # it died before its queue was ready, and left its name
 
 
@@ -144,7 +144,7 @@ def test_readers() -> None:
             killing = Aside(kill_after, doomed, dice.uniform(0, 0.1))
             sent, error, moment = write_to_the_end(writer)
             assert isinstance(error, ReaderDied), error
-            assert moment - killing.result() < BOUND
+            assert_in_time(BOUND, killing.result(), moment)
             writer.release_reader(0)
             for _ in range(20):
                 writer.enqueue(message(sent), PATIENCE)
@@ -179,7 +179,7 @@ def test_a_reader_that_is_killed_with_views() -> None:
         killed = doomed.peer.kill()
         with refuses(ReaderDied):
             blocked.result()
-        assert blocked.ended - killed < BOUND
+        assert_in_time(BOUND, killed, blocked.ended)
         assert allocated(writer) >= CHUNKS * LARGEST
         writer.release_reader(0)
         writer.enqueue("next", timeout=0)

@@ -3,6 +3,7 @@
 import pytest
 
 from memlane import MessageQueue, ShmRingBuffer
+from tests.support import PATIENCE
 from tests.support.queues import queue_of, ring_in
 
 pytestmark = pytest.mark.unit
@@ -81,7 +82,7 @@ def test_a_queue_of_a_type_is_a_queue() -> None:
         assert type(writer) is MessageQueue
         with MessageQueue[int].create_from_handle(writer.export_handle(), 0) as reader:
             writer.enqueue("no number")  # type: ignore[arg-type]
-            assert reader.dequeue(timeout=10) == "no number"
+            assert reader.dequeue(timeout=PATIENCE) == "no number"
 
 
 def test_current_idx_goes_round() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memlane import MessageQueue, ReaderDied, Unsupported, WriterDied
-from tests.support import PATIENCE, Aside
+from tests.support import PATIENCE, Aside, assert_in_time
 from tests.support.queues import (
     BOUND,
     refuses,
@@ -42,7 +42,7 @@ def test_a_dead_reader_is_named() -> None:
         with refuses(ReaderDied) as caught:
             wait.result()
         assert (caught.value.rank, caught.value.pid) == (1, doomed.pid)
-        assert wait.ended - killed < BOUND
+        assert_in_time(BOUND, killed, wait.ended)
 
 
 def test_a_dead_writer_is_named() -> None:
@@ -54,7 +54,7 @@ def test_a_dead_writer_is_named() -> None:
         with refuses(WriterDied) as caught:
             wait.result()
         assert caught.value.pid == doomed.pid
-        assert wait.ended - killed < BOUND
+        assert_in_time(BOUND, killed, wait.ended)
     sweep()
 
 
@@ -69,7 +69,7 @@ def it_is_named(end: MessageQueue, process: "subprocess.Popen[bytes]", given: ob
     ended = time.monotonic()
     with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
         waiting.result()
-    assert waiting.ended - ended < BOUND
+    assert_in_time(BOUND, ended, waiting.ended)
     assert (e.value.rank, e.value.pid) == (None, process.pid)
 
 

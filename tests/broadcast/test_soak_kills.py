@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, ShmRingBuffer, WriterDied
-from tests.support import PATIENCE, Aside, Link, Peer, start
+from tests.support import PATIENCE, Aside, Link, Peer, assert_in_time, start
 from tests.support.queues import BOUND, drain, refuses
 from tests.support.traffic import (
     leaving_nothing,
@@ -64,7 +64,7 @@ def test_writers() -> None:
             for _, error, moment in ends:
                 assert isinstance(error, WriterDied), error
                 assert error.pid == writer.pid
-                assert moment - killed < BOUND
+                assert_in_time(BOUND, killed, moment)
 
 
 def test_readers() -> None:
@@ -82,7 +82,7 @@ def test_readers() -> None:
                 sent, error, moment = write_to_the_end(writer)
                 assert isinstance(error, ReaderDied), error
                 assert (error.rank, error.pid) == (0, doomed.pid)
-                assert moment - killing.result() < BOUND
+                assert_in_time(BOUND, killing.result(), moment)
                 writer.release_reader(0)
                 for _ in range(20):
                     writer.enqueue(message(sent), PATIENCE)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memlane import InvalidArgument, MessageQueue, TimedOut
-from tests.support import Aside
+from tests.support import PATIENCE, Aside
 from tests.support.queues import drain, fill, queue_of, refuses
 
 pytestmark = pytest.mark.unit
@@ -86,7 +86,7 @@ def test_close_within_no_time(timeout: Any) -> None:
             with refuses(TypeError, ValueError):
                 end.close(timeout)
         writer.enqueue("still open")
-        assert reader.dequeue(5) == "still open"
+        assert reader.dequeue(PATIENCE) == "still open"
 
 
 @pytest.mark.parametrize("timeout", [None, 0, -1, 1, 0.5, 1e300, math.inf, 2**70])

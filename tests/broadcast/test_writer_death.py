@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from memlane import MessageQueue, WriterDied
-from tests.support import Aside, Remote
+from tests.support import PATIENCE, Aside, Remote, assert_in_time
 from tests.support.queues import BOUND, fill, refuses, start_reader, start_writer, sweep
 
 
@@ -39,7 +39,7 @@ def check_end(end: list[object], pid: int, killed: float) -> list[object]:
     assert error.pid == pid
     assert str(pid) in str(error)
     assert isinstance(moment, float)
-    assert moment - killed < BOUND
+    assert_in_time(BOUND, killed, moment)
     return received
 
 
@@ -65,7 +65,7 @@ def test_between_announcing_and_delivering(method: str) -> None:
 
 CALLS: dict[str, Callable[[MessageQueue], object]] = {
     "dequeue": lambda reader: reader.dequeue(),
-    "dequeue with a timeout": lambda reader: reader.dequeue(timeout=30),
+    "dequeue with a timeout": lambda reader: reader.dequeue(timeout=PATIENCE),
     "acquire_read": lambda reader: reader.acquire_read().__enter__(),
     "broadcast_object": lambda reader: reader.broadcast_object(),
     "iteration": lambda reader: next(iter(reader)),
@@ -81,7 +81,7 @@ def test_every_blocked_call_ends(call: Callable[[MessageQueue], object]) -> None
         killed = writer.peer.kill()
         with refuses(WriterDied):
             waits.result()
-        assert waits.ended - killed < BOUND
+        assert_in_time(BOUND, killed, waits.ended)
         for again in CALLS.values():
             with refuses(WriterDied) as caught:
                 again(reader)
@@ -100,7 +100,7 @@ def test_polling_finds_the_death() -> None:
                 begun = time.monotonic()
                 reader.dequeue(timeout=0)
             except TimeoutError:
-                assert begun - killed < BOUND
+                assert_in_time(BOUND, killed, begun)
             except WriterDied as error:
                 died = error
                 break

@@ -98,7 +98,7 @@ def test_only_one_process() -> None:
         name = name_in(writer.export_handle())
         assert name in served.metrics()
         with MessageQueue(1, 1) as second:
-            until(lambda: name_in(second.export_handle()) in served.metrics(), timeout=30)
+            until(lambda: name_in(second.export_handle()) in served.metrics())
     with exporter("--pid", str(os.getppid())) as served, queue_of() as (writer, _):
         assert name_in(writer.export_handle()) not in served.metrics()
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memlane import Closed, Handle, MemlaneError, MessageQueue, ReaderDied, WriterDied
-from tests.support import PATIENCE, Doomed, Remote, holdings, surplus
+from tests.support import PATIENCE, Doomed, Remote, assert_in_time, holdings, surplus
 from tests.support.queues import BOUND, SHM, name_in, start_reader
 
 CHUNK = 8192
@@ -179,13 +179,12 @@ class Sender:
         while self.death is None:
             self.send()
         assert (self.death.rank, self.death.pid) == (0, doomed.pid), self.death
-        late = self.noticed - doomed.died
-        assert late < BOUND, late
+        assert_in_time(BOUND, doomed.died, self.noticed)
         sent = self.sent
         self.send()
         assert self.sent == sent, "a message went out beside a dead reader"
         self._remote.call("release_reader", 0)
-        return late
+        return self.noticed - doomed.died
 
     def waits(self) -> int:
         """How many of its calls had to wait."""

@@ -14,7 +14,7 @@ from tests.crash.survivors import (
     locks_on,
     message,
 )
-from tests.support import PATIENCE, Doomed, Hooks, Link, Passage, Spot
+from tests.support import PATIENCE, Doomed, Hooks, Link, Passage, Spot, assert_in_time
 from tests.support.queues import BOUND, start_reader
 
 Begin = Callable[..., Any]
@@ -127,17 +127,17 @@ def judge(doomed: Doomed, readers: list[Survivor], sent: int) -> str:
 
 def told(ends: list[End], sent: int, kind: type[Exception], doomed: Doomed) -> str:
     """The readers' errors, checked, as text."""
-    late = 0.0
+    last = doomed.died
     for count, error, moment in ends:
         assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
         assert isinstance(error, kind), repr(error)
-        late = max(late, moment - doomed.died)
+        last = max(last, moment)
     readers = "both readers" if len(ends) == 2 else "the other reader"
     seen = f"{readers}: {sent} messages, then {kind.__name__}"
     if kind is Closed:
         return seen
-    assert late < BOUND, late
-    return f"{seen} after {late * 1e3:.0f} ms"
+    assert_in_time(BOUND, doomed.died, last)
+    return f"{seen} after {(last - doomed.died) * 1e3:.0f} ms"
 
 
 def releasing(link: Link, begin: Begin) -> None:

@@ -29,7 +29,7 @@ def living(link: Link, instance: str, rank: int, participants: int | None) -> No
             cell = region.create_next_array(PAGE)
             cell[:] = rank + 1
             if participants is not None:  # one generation: the others would not find the next
-                link.hear(60)
+                link.hear()
 
 
 def said_started(peer: Peer) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import Aside, until
+from tests.support import PATIENCE, Aside, until
 from tests.support.queues import refuses
 from tests.support.regions import (
     PAGE,
@@ -84,7 +84,7 @@ def test_others_are_let_in_before_the_creator_has_populated() -> None:
 
     def progress(done: int, total: int) -> None:
         if done == total:
-            assert is_in.wait(10)
+            assert is_in.wait(PATIENCE)
 
     creator = Aside(region_of, instance, 0, progress=progress)
     until(path_of(instance).exists)

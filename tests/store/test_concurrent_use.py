@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memlane import Closed, ConcurrentUse
-from tests.support import Aside
+from tests.support import PATIENCE, Aside
 from tests.support.queues import refuses
 from tests.support.stores import BytesSerde, Ring, Storage
 
@@ -35,7 +35,7 @@ class Slow(BytesSerde):
     def serialize(self, value: Any) -> Any:
         if value == b"slow":
             self.begun.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(PATIENCE)
         return super().serialize(value)
 
 
@@ -51,7 +51,7 @@ def writer() -> Any:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_another_thread(writer: Storage, call: Callable[[Storage], object]) -> None:
     blocked = Aside(writer.put, "slow", b"slow")
-    assert Slow.begun.wait(30)
+    assert Slow.begun.wait(PATIENCE)
     with refuses(ConcurrentUse):
         call(writer)
     assert writer.get(*writer.key_index["k"]) == b"first"  # reading is for all
@@ -79,7 +79,7 @@ def test_from_within(writer: Storage, call: Callable[[Storage], object]) -> None
 def test_close_in_the_middle(writer: Storage) -> None:
     """The put raises Closed, and nothing is left."""
     blocked = Aside(writer.put, "slow", b"slow")
-    assert Slow.begun.wait(30)
+    assert Slow.begun.wait(PATIENCE)
     writer.close()
     Slow.go_on.set()
     with refuses(Closed):

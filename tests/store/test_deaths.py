@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memlane import RankTaken, SegmentMissing, ShmObjectStorageHandle
-from tests.support import Link, Remote, serve, start, until
+from tests.support import Link, Remote, assert_in_time, serve, start, until
 from tests.support.queues import BOUND, refuses, segments, sweep
 from tests.support.stores import BytesSerde, Ring, Storage, fill, start_store_reader, store_of
 
@@ -68,7 +68,7 @@ def test_a_dead_reader(held: str, method: str) -> None:
         assert blocker.pins == (held != "nothing")
         killed = doomed.peer.kill()
         place = writer.put("new", ONE)
-        assert time.monotonic() - killed < BOUND
+        assert_in_time(BOUND, killed)
         assert other.call("get", *place) == ONE
         assert writer.statistics().readers[0].state == "dead"
         for n in range(30):

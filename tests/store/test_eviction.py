@@ -6,6 +6,7 @@ import time
 import pytest
 
 from memlane import StoreBlocker, StoreFull, StoreReaderStatistics
+from tests.support import PATIENCE
 from tests.support.queues import refuses
 from tests.support.stores import Ring, Storage, fill, store_of
 
@@ -353,7 +354,7 @@ def test_clear_in_the_middle_of_a_get() -> None:
 
         def slow(data: memoryview) -> object:
             decoding.set()
-            cleared.wait(30)
+            cleared.wait(PATIENCE)
             return inner(data)
 
         reader.ser_de.deserialize = slow  # type: ignore[method-assign]
@@ -367,7 +368,7 @@ def test_clear_in_the_middle_of_a_get() -> None:
 
         thread = threading.Thread(target=get)
         thread.start()
-        decoding.wait(30)
+        decoding.wait(PATIENCE)
         writer.clear()
         cleared.set()
         thread.join()

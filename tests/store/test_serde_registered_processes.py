@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import PATIENCE
+
 PROGRAM = """
 import dataclasses, multiprocessing
 from memlane.store.serde import MsgpackSerde
@@ -34,6 +36,6 @@ def test_between_processes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     run = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, script], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert run.stdout.splitlines() == ["__main__ 1 (2,)", "__mp_main__ 1 (2,)"], run.stderr

@@ -41,7 +41,7 @@ def reading(link: Link, handle: ShmObjectStorageHandle, place: tuple[int, int], 
                 del view
         link.tell(value)
         for _ in range(10):
-            reader.get(*link.hear(timeout=60))
+            reader.get(*link.hear())
             link.tell()
     return value
 

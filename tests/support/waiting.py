@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 90.0
+PATIENCE = 180.0
 """Seconds after which a test gives up on something that should have happened long ago."""
 
 

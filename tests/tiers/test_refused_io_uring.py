@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memlane.tiers import DiskTier
-from tests.support import Link, start
+from tests.support import PATIENCE, Link, start
 from tests.support.seccomp import has_io_uring, refuse
 
 pytestmark = pytest.mark.skipif(not has_io_uring(), reason="io_uring is refused anyway")
@@ -22,7 +22,7 @@ KEYS = [number.to_bytes(32, "big") for number in range(COUNT)]
 @contextmanager
 def tier_on(folder: str) -> Iterator[tuple[DiskTier, np.ndarray]]:
     rows = np.zeros((COUNT, 8192), np.uint8)
-    with DiskTier(folder, rows, 1 << 20 << 4, policy="lru", timeout=30) as tier:
+    with DiskTier(folder, rows, 1 << 20 << 4, policy="lru", timeout=PATIENCE) as tier:
         yield tier, rows
 
 
