@@ -18,9 +18,9 @@ def main() -> None:
         if error.name not in _NEEDS:
             raise
         if sys.argv[1:2] == ["doctor"]:
-            from memlane.cli.plain import doctor
+            from memlane.cli import doctor
 
-            sys.exit(doctor(sys.argv[2:]))
+            sys.exit(doctor.run(sys.argv[2:]))
         print(
             f"memlane: the command line needs {error.name}; run: pip install 'memlane[cli]'",
             file=sys.stderr,

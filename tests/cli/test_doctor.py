@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from memlane.cli.doctor import Machine, judge, look, report
-from memlane.cli.plain import exit_code, lines
+from memlane.cli.doctor import Machine, exit_code, judge, lines, look, report
 from tests.support import PATIENCE
 
 pytestmark = pytest.mark.unit

@@ -46,7 +46,7 @@ def texts() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(ROOT.glob("src/memlane/**/*.py")):
         own = ("replay.py", "conformance.py", "catalogue.py", "exposition.py")
-        if "cli" in path.parts or path.name in own:
+        if "cli" in path.relative_to(ROOT).parts or path.name in own:
             continue  # what commands show, and complain of in their own words; a suite of tests;
             # what metrics mean, which docs/reference/metrics.md says
         for line, text in _python(path.read_text(), path.name == "errors.py"):

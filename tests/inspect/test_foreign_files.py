@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memlane.cli import foreign_files
-from memlane.cli.foreign_files import Kept, Sight, Unused, reason_to_keep
+from memlane.inspect.foreign import files as foreign_files
+from memlane.inspect.foreign.files import Kept, Sight, Unused, reason_to_keep
 from tests.support import NO_FILES, Link, own_pid_namespace, start, unshare_refusal
 from tests.support.regions import new_id, region_of
 

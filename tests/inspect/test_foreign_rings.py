@@ -6,7 +6,7 @@ import pytest
 
 from memlane import InvalidArgument
 from memlane._base.processes import State
-from memlane.inspect.foreign import (
+from memlane.inspect.foreign.rings import (
     Flags,
     ForeignWait,
     Geometry,

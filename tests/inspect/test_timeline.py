@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlane.cli.tracing import Track, doing
+from memlane.cli.trace import Track, doing
 
 pytestmark = pytest.mark.unit
 

@@ -70,28 +70,28 @@ def list_segments(json: AsJson = False) -> None:
     with _in_a_line():
         rates = Rates()
         rates.first()
-        from memlane.cli import listing
+        from memlane.cli import ls
 
-        listing.run(rates, json)
+        ls.run(rates, json)
 
 
-@app.command()
-def top(
+@app.command("top")
+def show_live(
     interval: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.2, max=3600)
     ] = 2.0,
 ) -> None:
     """Show the segments live; q ends it."""
-    from memlane.cli import live
+    from memlane.cli import top
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise fail("top needs a terminal; use `memlane ls`")
     with _in_a_line():
-        live.run(interval)
+        top.run(interval)
 
 
-@app.command()
-def clean(
+@app.command("clean")
+def clean_up(
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is shown.")] = False,
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Also what engines left that is not memlane's.")
@@ -99,10 +99,10 @@ def clean(
     json: AsJson = False,
 ) -> None:
     """Show what dead processes left in /dev/shm; with --yes, remove it."""
-    from memlane.cli import cleaning
+    from memlane.cli import clean
 
     with _in_a_line():
-        cleaning.run(yes, foreign, json)
+        clean.run(yes, foreign, json)
 
 
 @app.command("stuck")
@@ -131,15 +131,15 @@ def who_is_stuck(
     json: AsJson = False,
 ) -> None:
     """Name who waits, for whom, and what that process does. Exit code 1 if somebody is stuck."""
-    from memlane.cli import sticking
-    from memlane.inspect.foreign import geometry_of
+    from memlane.cli import stuck
+    from memlane.inspect.foreign.rings import geometry_of
 
     if run is not None and watch is None:
         raise fail("--run needs --watch")
     if pid is not None:
         _check_pid(pid)
     with _in_a_line(), suppress(KeyboardInterrupt):
-        asked = sticking.Asked(
+        asked = stuck.Asked(
             pid,
             after,
             "none" if no_stacks else dump,
@@ -147,8 +147,8 @@ def who_is_stuck(
             json,
         )
         if watch is None:
-            raise typer.Exit(sticking.look(asked))
-        sticking.watch(asked, watch, run)
+            raise typer.Exit(stuck.look(asked))
+        stuck.watch(asked, watch, run)
 
 
 def _check_pid(pid: int) -> None:
@@ -160,30 +160,30 @@ def _check_pid(pid: int) -> None:
         raise fail(f"process {pid} is another user's")
 
 
-@app.command()
-def doctor(json: AsJson = False) -> None:
+@app.command("doctor")
+def look_at_machine(json: AsJson = False) -> None:
     """Say what of this machine will hurt, and what cures it. Exit code 1 if something will."""
-    from memlane.cli import plain
+    from memlane.cli import doctor
 
-    raise typer.Exit(plain.doctor(["--json"] if json else []))
+    raise typer.Exit(doctor.run(["--json"] if json else []))
 
 
-@app.command()
-def bench(
+@app.command("bench")
+def measure_queues(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw the table into this SVG file.")
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Measure a queue beside pipes, ZeroMQ and what else is installed: a quarter of a minute."""
-    from memlane.cli import benching
+    from memlane.cli.bench import command
 
     with _in_a_line():
-        benching.run(output, json)
+        command.run(output, json)
 
 
-@app.command()
-def export(
+@app.command("export")
+def serve_metrics(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 lets the system choose.", min=0, max=65535)] = 9469,
     pid: Annotated[
@@ -192,17 +192,17 @@ def export(
     ends_with: Annotated[int | None, typer.Option(help="End when this process has ended.")] = None,
 ) -> None:
     """Serve metrics for Prometheus, JSON, and a live page for browsers."""
-    from memlane.cli import exporting
+    from memlane.cli import export
 
     for process in (pid, ends_with):
         if process is not None:
             _check_pid(process)
     with _in_a_line(f"cannot listen on {host} port {port}"), suppress(KeyboardInterrupt):
-        exporting.run(host, port, pid, ends_with)
+        export.run(host, port, pid, ends_with)
 
 
-@app.command()
-def trace(
+@app.command("trace")
+def record(
     pid: Annotated[int, typer.Argument(help="A process that takes part.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
         "trace.json"
@@ -210,12 +210,12 @@ def trace(
     seconds: Annotated[float, typer.Option(help="For how long.", min=0.01, max=3600)] = 10.0,
 ) -> None:
     """Record what every participant of a process's queues and stores does, for Perfetto."""
-    from memlane.cli import tracing
+    from memlane.cli import trace
 
     _check_pid(pid)
     try:
         with _in_a_line(f"cannot write {output}"):
-            problem = tracing.run(pid, seconds, output)
+            problem = trace.run(pid, seconds, output)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if problem is not None:

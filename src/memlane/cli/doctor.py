@@ -1,6 +1,7 @@
-"""`memlane doctor`: what of this machine will hurt, and what cures it. Standard library only.
+"""`memlane doctor`: what on this machine will cause trouble, and how to fix it.
 
-`look` reads the facts; `judge` says what follows from them, and can be asked about any machine.
+Standard library only: it also runs where the extra of the command line is missing. `look` reads
+the facts; `judge` says what follows from them, for any machine.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import ctypes
 import errno
 import glob
 import importlib.metadata
+import json
 import mmap
 import os
 import platform
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +39,8 @@ _IO_URING_SETUP = 425
 _CAP_SYS_PTRACE = 19
 _PACKAGES = ("memlane", "numpy", "pyzmq", "msgspec", "torch", "vllm", "sglang", "ray")
 _EXTRA = ("typer", "rich", "py-spy")
+
+USAGE = "usage: memlane doctor [--json]"
 
 Level = Literal["ok", "note", "hurts"]
 
@@ -471,3 +476,44 @@ def report() -> Report:
     """Looks at this machine."""
     machine = look()
     return Report(judge(machine), {**machine.versions, "executable": sys.executable})
+
+
+# Printing ---------------------------------------------------------------------------------------
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """What hurts first, each with its cure."""
+    order = {"hurts": 0, "note": 1, "ok": 2}
+    made = []
+    for finding in sorted(findings, key=lambda finding: order[finding.level]):
+        made.append(f"{finding.level:<5} {finding.topic}: {finding.text}")
+        if finding.cure:
+            made.append(f"      {finding.cure}")
+    return made
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    return int(any(finding.level == "hurts" for finding in findings))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Prints the report; returns the exit code."""
+    if [*arguments] not in ([], ["--json"]):
+        print(USAGE)
+        return 0 if "--help" in arguments else 2
+    found = report()
+    if arguments:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
+        for line in [*lines(found.findings), f"ok    versions: {versions}"]:
+            print(_wrapped(line))
+    return exit_code(found.findings)
+
+
+def _wrapped(line: str) -> str:
+    """On a terminal, between words; a cure is one line, to be copied."""
+    if not sys.stdout.isatty() or line.startswith("      "):
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, subsequent_indent=" " * 6, break_on_hyphens=False)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from memlane.cli import show
-from memlane.cli.listing import shm_line
+from memlane.cli.ls import shm_line
 from memlane.cli.rates import Rates, messages
 from memlane.inspect import Segment, segments
 

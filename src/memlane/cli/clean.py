@@ -1,7 +1,7 @@
 """`memlane clean`: what dead processes left, shown first and removed only with --yes.
 
 Memlane's own segments are dead if nobody holds a lock on them, whatever their age and pids. Files
-of other programs have no such lock: `foreign_files` says when those count as unused.
+of other programs have no such lock: `inspect.foreign.files` decides when those count as unused.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from memlane import _native
-from memlane.cli import foreign_files, show
+from memlane.cli import show
 from memlane.inspect import leftovers
+from memlane.inspect.foreign import files
 
 _COLUMNS = [("LEFTOVER", "left"), ("KIND", "left"), ("BYTES", "right")]
 
 
 def run(removes: bool, with_foreign: bool, as_json: bool) -> None:
     own = leftovers()
-    unused, kept = foreign_files.unused() if with_foreign else ([], [])
+    unused, kept = files.unused() if with_foreign else ([], [])
     removed: list[str] = []
     if removes:
-        gone, more = foreign_files.remove(unused)
+        gone, more = files.remove(unused)
         removed = [*_native.sweep_dead_segments(), *(one.name for one in gone)]
         kept += more
     if as_json:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from rich.console import Console
 
 from memlane.cli import show
-from memlane.inspect import Participant, Wait, foreign, segments, stuck
-from memlane.inspect.foreign import ForeignWait, Geometry
+from memlane.inspect import Participant, Wait, segments, stuck
+from memlane.inspect.foreign import rings
+from memlane.inspect.foreign.rings import ForeignWait, Geometry
 from memlane.inspect.stacks import NoStack, Stack, stack
 from memlane.inspect.waits import describe, headline
 
@@ -49,7 +50,7 @@ class Look:
     def __init__(self, asked: Asked) -> None:
         self.own = [wait for wait in stuck(asked.after) if asked.pid in (None, *_pids(wait))]
         take = _no_stack if asked.dump == "none" else stack
-        seen, self.notes = foreign.stuck(asked.after, take, asked.geometry)
+        seen, self.notes = rings.stuck(asked.after, take, asked.geometry)
         self.foreign = [wait for wait in seen if asked.pid in (None, *_foreign_pids(wait))]
         self.stacks = _stacks_of(self.own, asked.dump)
         self.now = time.monotonic()

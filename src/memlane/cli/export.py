@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any
 
 from memlane._base import processes
-from memlane.cli.listing import as_json
+from memlane.cli.ls import as_json
 from memlane.cli.show import short_name
 from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks

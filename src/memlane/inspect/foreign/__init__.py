@@ -1,0 +1,1 @@
+"""What is in /dev/shm that is not memlane's: engines' own rings, and files that they left."""
