@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,14 @@ from memlane.store import _wire
 
 if TYPE_CHECKING:
     from memlane._native import ObjectMemory
-    from memlane.store._encode import Encoding
+
+
+class Pieces(Protocol):
+    """What a tensor needs of the encoding that it is part of."""
+
+    def add(self, piece: memoryview, nbytes: int) -> None: ...
+    def unsupported(self, value: object, why: str) -> list[Any]: ...
+
 
 _IN_BOTH = {"bool", "int8", "float16", "float32", "float64", "complex64"}
 _IN_BOTH |= {str(carrier).removeprefix("torch.") for carrier in CARRIERS.values()}
@@ -30,7 +37,7 @@ def _read_as(name: str, dtype: torch.dtype) -> tuple[np.dtype[Any], int, torch.d
 _READ_AS = {name: _read_as(name, dtype) for name, dtype in DTYPES.items()}
 
 
-def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
+def encode(encoding: Pieces, tensor: torch.Tensor) -> list[Any]:
     if not is_in_memory(tensor):
         return encoding.unsupported(tensor, f"it is not a plain CPU tensor, but {_kind(tensor)}")
     node = [_wire.TENSOR, NAMES[tensor.dtype], tensor.shape]
