@@ -47,10 +47,10 @@ class Exporter:
 PROGRAM = """
 import json, sys
 from memlane.__main__ import main
-from memlane.cli import exporting
+from memlane.cli import export
 for name, value in json.loads(sys.argv.pop(1)).items():
-    assert hasattr(exporting, name)
-    setattr(exporting, name, value)
+    assert hasattr(export, name)
+    setattr(export, name, value)
 main()
 """
 
