@@ -29,12 +29,6 @@ public:
     bool add_buffer(nb::handle pickle_buffer) {
         const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
         if (inside == nullptr) throw nb::python_error();
-        // Readers get memory of their own, which is writable whatever the original was. With this flag set, the
-        // pickler would write an opcode that makes the reader's array read-only. Restored in clear().
-        if (inside->readonly) {
-            const_cast<Py_buffer*>(inside)->readonly = 0;
-            made_writable_.push_back(nb::borrow(pickle_buffer));
-        }
         if (static_cast<std::uint64_t>(inside->len) < broadcast::kLeastOutOfBand) return true;
         buffers_.emplace_back(pickle_buffer, PyBUF_ANY_CONTIGUOUS);
         return false;
@@ -69,12 +63,6 @@ public:
     void clear() noexcept {
         pieces_.clear();
         buffers_.clear();
-        for (const nb::object& pickle_buffer : made_writable_) {
-            const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
-            if (inside != nullptr) const_cast<Py_buffer*>(inside)->readonly = 1;
-            PyErr_Clear();  // it was released meanwhile: the flag is gone
-        }
-        made_writable_.clear();
         stream_bytes_ = 0;
     }
 
@@ -90,7 +78,6 @@ private:
 
     std::vector<HeldBuffer> pieces_;
     std::vector<HeldBuffer> buffers_;
-    std::vector<nb::object> made_writable_;
     std::uint64_t stream_bytes_ = 0;
 };
 

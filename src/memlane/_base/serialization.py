@@ -16,7 +16,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memlane._native import Buffer, Incoming, Outgoing, beyond_message_pack
+import numpy as np
+import numpy.typing as npt
+
+from memlane._native import Buffer, Incoming, Outgoing, beyond_message_pack, bytes_at
 from memlane.errors import CorruptMessage, InvalidArgument, InvalidType, MemlaneError
 
 
@@ -41,6 +44,44 @@ def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
     return msgpack.Encoder().encode, msgpack.Decoder().decode
 
 
+Reducer = Callable[[Any], Any]
+
+
+class Pickler(pickle.Pickler):
+    """Protocol 5, with `reducers` for objects of exactly these types."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.reducers: dict[type, Reducer] = {}
+
+    # Not a dispatch_table, which would have to ask copyreg's for each object of another type.
+    def reducer_override(self, obj: Any) -> Any:
+        reducer = self.reducers.get(type(obj))
+        return NotImplemented if reducer is None else reducer(obj)
+
+    def use_torch(self) -> bool:
+        """Sends plain CPU tensors with a single copy. False if torch has not been imported."""
+        if not hasattr(sys.modules.get("torch"), "Tensor"):
+            return False
+        from memlane._base.tensors import REDUCERS
+
+        self.reducers.update(REDUCERS)
+        return True
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> Any:
+    """Sends a read-only array as a writable one: the memory that readers get is their own."""
+    if array.flags.writeable:
+        return NotImplemented
+    reduced: Any = array.__reduce_ex__(5)
+    function, arguments, *others = reduced
+    if isinstance(arguments[0], pickle.PickleBuffer):
+        memory = np.frombuffer(arguments[0].raw(), np.uint8)
+        writable = bytes_at(array, memory.ctypes.data, memory.nbytes)
+        arguments = (pickle.PickleBuffer(writable), *arguments[1:])
+    return function, arguments, *others
+
+
 class PickleCodec:
     """Pickle, protocol 5: any picklable object. Arrays are sent beside the stream, uncopied.
 
@@ -51,25 +92,14 @@ class PickleCodec:
 
     def __init__(self, *, keep_readonly: bool = False) -> None:
         self.outgoing = outgoing = Outgoing()
-
-        def add_unchanged(buffer: pickle.PickleBuffer) -> bool:
-            # add_buffer marks its argument writable; the pickler reads that flag of the original.
-            return outgoing.add_buffer(pickle.PickleBuffer(buffer))
-
-        self._pickler = pickle.Pickler(
-            outgoing,
-            protocol=5,
-            buffer_callback=add_unchanged if keep_readonly else outgoing.add_buffer,
-        )
+        self._pickler = Pickler(outgoing, outgoing.add_buffer)
+        if not keep_readonly:
+            self._pickler.reducers[np.ndarray] = _reduce_array
         self._knows_torch = False
         self.encode_plain, self.decode_plain = _msgpack()
 
     def encode(self, obj: object) -> None:
-        if not self._knows_torch and hasattr(sys.modules.get("torch"), "Tensor"):
-            from memlane._base.tensors import tensor_reducers
-
-            self._pickler.dispatch_table = tensor_reducers()
-            self._knows_torch = True
+        self._knows_torch = self._knows_torch or self._pickler.use_torch()
         try:
             self._pickler.dump(obj)
         except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -3,7 +3,6 @@ after torch itself."""
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any
@@ -94,22 +93,6 @@ def _is_dense(shape: Strides, strides: Strides) -> bool:
     return True
 
 
-Reducer = Callable[[Any], "tuple[Any, ...]"]
-
-
-class _Reducers(dict[type, Reducer]):
-    """memlane's reducers first, then those registered with copyreg, now or later."""
-
-    def __missing__(self, kind: type) -> Reducer:
-        reducer: Reducer = copyreg.dispatch_table[kind]  # type: ignore[assignment]
-        return reducer
-
-
-def tensor_reducers() -> dict[type, Reducer]:
-    """A dispatch table for a Pickler that sends plain CPU tensors with a single copy."""
-    return _Reducers({torch.Tensor: _reduce_tensor})
-
-
 def is_in_memory(tensor: torch.Tensor) -> bool:
     """Whether it is a strided CPU tensor of a dtype whose tensors are their bytes."""
     return (
@@ -190,3 +173,6 @@ def _rebuild_sparse(
             first, second, third, shape, layout=layout, check_invariants=False
         )
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+REDUCERS: dict[type, Callable[[Any], Any]] = {torch.Tensor: _reduce_tensor}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from memlane._base.serialization import Pickler
 from memlane.errors import InvalidType
 from memlane.store import _registered, _wire
 from memlane.store._dtypes import describe
@@ -89,11 +90,8 @@ class Encoding:
     def _pickled(self, value: object) -> list[Any]:
         stream = io.BytesIO()
         beside: list[pickle.PickleBuffer] = []
-        pickler = pickle.Pickler(stream, protocol=5, buffer_callback=beside.append)
-        if hasattr(sys.modules.get("torch"), "Tensor"):
-            from memlane._base.tensors import tensor_reducers
-
-            pickler.dispatch_table = tensor_reducers()
+        pickler = Pickler(stream, beside.append)
+        pickler.use_torch()
         try:
             pickler.dump(value)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
