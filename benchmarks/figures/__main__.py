@@ -56,8 +56,8 @@ def main() -> None:
             RAW.mkdir(exist_ok=True)
             (RAW / f"{name}.json").write_text(json.dumps(raw, separators=(",", ":")) + "\n")
         if (RAW / f"{name}.json").exists():
-            for path in draw.draw(name, json.loads((RAW / f"{name}.json").read_text()), PICTURES):
-                say(f"{name}: {path}")
+            raw = json.loads((RAW / f"{name}.json").read_text())
+            say(f"{name}: {draw.draw(name, raw, PICTURES)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws the figures, each for light and for dark pages.
+"""Draws the figures: what each shows, and in which colours.
 
 One look for all: memlane is the blue line, drawn last and thickest; peers that sleep are solid,
 peers that poll are dashed. The colours are Okabe and Ito's, which colour-blind readers can tell
@@ -7,69 +7,64 @@ apart. Under each figure stand the machine, the date and the command.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+
+from benchmarks.figures.scalable import for_both_schemes
 
 mpl.use("svg")
 
+BLUE, PALE = "#0072B2", "#56B4E9"
 MEMLANE = {
-    "memlane": ("#0072B2", "#56B4E9"),
-    "memlane queue": ("#0072B2", "#56B4E9"),
-    "memlane view": ("#56B4E9", "#9AD3F5"),
-    "memlane over TCP": ("#56B4E9", "#9AD3F5"),
-    "memlane object store": ("#56B4E9", "#9AD3F5"),
+    "memlane": BLUE,
+    "memlane queue": BLUE,
+    "memlane view": PALE,
+    "memlane over TCP": PALE,
+    "memlane object store": PALE,
 }
-OTHERS = (
-    ("#D55E00", "#FF8A3D"),
-    ("#009E73", "#2FD3A5"),
-    ("#CC79A7", "#E8A4CA"),
-    ("#8A6D00", "#F0E442"),
-    ("#555555", "#BBBBBB"),
-    ("#7A3E9D", "#C08BE0"),
-    ("#B8860B", "#E69F00"),
-    ("#A0522D", "#D9966B"),
-)
+GRAY = "#555555"
+INK, FAINT, PAPER = "#1F2328", "#D8DEE4", "#FFFFFF"
+# What each colour of a light page is on a dark one.
+ON_DARK = {
+    BLUE: "#56B4E9",
+    PALE: "#9AD3F5",
+    INK: "#E6EDF3",
+    FAINT: "#30363D",
+    PAPER: "#0D1117",
+    "#D55E00": "#FF8A3D",
+    "#009E73": "#2FD3A5",
+    "#CC79A7": "#E8A4CA",
+    "#8A6D00": "#F0E442",
+    GRAY: "#BBBBBB",
+    "#7A3E9D": "#C08BE0",
+    "#B8860B": "#E69F00",
+    "#5B7F00": "#B5E655",
+    "#C2185B": "#FF6FA5",
+}
+OTHERS = [*ON_DARK][5:]
 
 
-@dataclass(frozen=True)
-class Look:
-    """Colours of one kind of page."""
-
-    name: str
-    index: int
-    ink: str
-    faint: str
-    paper: str
-
-
-LOOKS = (
-    Look("light", 0, "#1f2328", "#d8dee4", "#ffffff"),
-    Look("dark", 1, "#e6edf3", "#30363d", "#0d1117"),
-)
-
-
-def _color(name: str, names: list[str], look: Look) -> str:
-    if name in MEMLANE:
-        return MEMLANE[name][look.index]
+def _color(name: str, names: list[str]) -> str:
     others = [other for other in names if other not in MEMLANE]
-    return OTHERS[others.index(name) % len(OTHERS)][look.index]
+    return MEMLANE.get(name) or OTHERS[others.index(name) % len(OTHERS)]
 
 
-def _lines(sleeps: Mapping[str, bool], look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(sleeps: Mapping[str, bool]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and how their lines look; memlane last, so that its line is on top."""
     names = list(sleeps)
     for name in sorted(names, key=lambda name: name.startswith("memlane")):
         yield (
             name,
             {
-                "color": _color(name, names, look),
+                "color": _color(name, names),
                 "linewidth": 2.6 if name in MEMLANE else 1.5,
                 "linestyle": "-" if sleeps[name] else (0, (4, 2)),
             },
@@ -83,9 +78,9 @@ def _sleeps(peers: Mapping[str, Any]) -> dict[str, bool]:
 # The figures --------------------------------------------------------------------------------------
 
 
-def idle(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def idle(raw: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
-    for name, line in _lines(_sleeps(raw["peers"]), look):
+    for name, line in _lines(_sleeps(raw["peers"])):
         at, cores = zip(*raw["peers"][name]["samples"], strict=True)
         axes.plot(at, cores, label=name, **line)
     axes.set_ylim(bottom=0)
@@ -93,13 +88,13 @@ def idle(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     every = f"seconds; one message every {raw['every']:g} s"
     _label(axes, every, f"cores in use by {raw['readers']} waiting readers")
     _title(figure, f"What waiting costs: CPU of {raw['readers']} readers of a nearly idle queue")
-    _legend(axes, look, "outside right upper")
+    _legend(axes, "outside right upper")
 
 
-def deaths(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def deaths(raw: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
     silent = []
-    for name, line in _lines(_sleeps(raw["peers"]), look):
+    for name, line in _lines(_sleeps(raw["peers"])):
         peer = raw["peers"][name]
         if not peer["seconds"]:
             silent.append(name)
@@ -121,33 +116,35 @@ def deaths(raw: dict[str, Any], figure: Figure, look: Look) -> None:
             f"no error within {raw['limit']:.0f} s:\n" + "\n".join(sorted(silent)),
             transform=axes.transAxes,
             ha="right",
-            color=look.ink,
+            color=INK,
             fontsize=9,
         )
     _label(axes, "time since kill -9 of the writer", "% of the readers that have an error")
     _title(figure, f"How soon a reader learns that its writer is dead ({raw['kills']} kills)")
-    _legend(axes, look, "upper left")
+    _legend(axes, "upper left")
 
 
-def leftovers(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def leftovers(raw: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
-    for name, line in _lines(dict.fromkeys(raw["subjects"], True), look):
+    for name, line in _lines(dict.fromkeys(raw["subjects"], True)):
         files = raw["subjects"][name]["files"]
         taken = raw["subjects"][name]["bytes"][-1]
         text = f"{name}: {files[-1]} file{'s' * (files[-1] != 1)}, {taken / 2**20:,.1f} MiB"
         axes.plot(range(1, len(files) + 1), files, label=text, **line)
     axes.set_yscale("symlog", linthresh=1)
+    _plain(axes.xaxis)
+    _plain(axes.yaxis)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, raw["kills"])
     _label(axes, "kill -9 of all processes at a random moment, so many times", "files in /dev/shm")
     _title(figure, f"What {raw['kills']:,} kills leave in /dev/shm")
-    _legend(axes, look, "center right")
+    _legend(axes, "center right")
 
 
-def tail(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def tail(raw: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
     places = [-np.log10(1 - percent / 100) for percent in raw["percentiles"]]
-    for name, line in _lines(_sleeps(raw["peers"]), look):
+    for name, line in _lines(_sleeps(raw["peers"])):
         axes.plot(places, raw["peers"][name]["samples"], label=name, **line)
     shown = (50, 90, 99, 99.9, 99.99)
     axes.set_xticks([-np.log10(1 - p / 100) for p in shown], [f"p{p:g}" for p in shown])
@@ -156,14 +153,14 @@ def tail(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f} us")
     _label(axes, f"percentile of {raw['messages']:,} messages", "one way, 225-byte dict")
     _title(figure, "How soon a reader has a message (dashed: readers that poll)")
-    _legend(axes, look, "outside right upper")
+    _legend(axes, "outside right upper")
 
 
-def sizes(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def sizes(raw: dict[str, Any], figure: Figure) -> None:
     both = figure.subplots(1, len(raw["messages_s"]), sharey=True)
     for axes, (readers, peers) in zip(both, raw["messages_s"].items(), strict=True):
         sleeps = {name: raw["sleeps"][name] for name in peers}
-        for name, line in _lines(sleeps, look):
+        for name, line in _lines(sleeps):
             nbytes = np.array([int(size) for size in peers[name]])
             rates = np.array(list(peers[name].values()))
             spread = np.percentile(rates, (0, 50, 100), axis=1) * nbytes / 1e9
@@ -173,15 +170,14 @@ def sizes(raw: dict[str, Any], figure: Figure, look: Look) -> None:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks([2**10, 2**15, 2**20, 2**26], ["1 KiB", "32 KiB", "1 MiB", "64 MiB"])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _plain(axes.yaxis)
         _label(axes, f"size of a message, {readers} reader" + "s" * (readers != "1"), "")
     both[0].set_ylabel("GB/s")
     _title(figure, "Throughput of numpy arrays (dashed: readers that poll; shaded: all rounds)")
-    _legend(both[0], look, "outside right upper")
+    _legend(both[0], "outside right upper")
 
 
-def growth(raw: dict[str, Any], figure: Figure, look: Look) -> None:
-    ours, wake = MEMLANE["memlane"][look.index], OTHERS[4][look.index]
+def growth(raw: dict[str, Any], figure: Figure) -> None:
     of_readers, of_queues, of_sizes = figure.subplots(1, 3)
     for axes, name, lines in (
         (of_readers, "readers", {"call": "the writer's call", "last": "until the last has it"}),
@@ -190,11 +186,11 @@ def growth(raw: dict[str, Any], figure: Figure, look: Look) -> None:
         at = np.array([int(each) for each in raw[name]])
         for (measure, label), style in zip(lines.items(), (":", "-"), strict=True):
             values = [row[measure] for row in raw[name].values()]
-            axes.plot(at, values, style, color=ours, label=label, linewidth=2.2)
+            axes.plot(at, values, style, color=BLUE, label=label, linewidth=2.2)
         axes.set_yscale("log")
     at = np.array([int(each) for each in raw["readers"]])
     waking = [row["wake"] for row in raw["readers"].values()]
-    of_readers.plot(at, waking, "--", color=wake, label="one futex wake")
+    of_readers.plot(at, waking, "--", color=GRAY, label="one futex wake")
     at = np.array([int(each) for each in raw["queues"]])
     for (measure, label), style in zip(
         {"memory": "MiB", "descriptors": "descriptors", "cpu": "% of a core"}.items(),
@@ -202,10 +198,12 @@ def growth(raw: dict[str, Any], figure: Figure, look: Look) -> None:
         strict=True,
     ):
         of_queues.plot(
-            at, [row[measure] for row in raw["queues"].values()], style, color=ours, label=label
+            at, [row[measure] for row in raw["queues"].values()], style, color=BLUE, label=label
         )
     of_queues.set_xscale("log")
     of_queues.set_yscale("log")
+    for axis in (of_readers.yaxis, of_queues.xaxis, of_queues.yaxis, of_sizes.yaxis):
+        _plain(axis)
     of_readers.set_xscale("log", base=2)
     of_readers.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
     of_sizes.set_xscale("log", base=2)
@@ -214,7 +212,7 @@ def growth(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     _label(of_queues, "idle queues in one process", "")
     _label(of_sizes, "size of a message", "us")
     for axes in (of_readers, of_queues, of_sizes):
-        axes.legend(fontsize=8, framealpha=0.8, facecolor=look.paper)
+        axes.legend(fontsize=8, framealpha=0.8, facecolor=PAPER)
     _title(figure, "How cost grows")
 
 
@@ -225,7 +223,7 @@ _OF_ENGINE = {
 }
 
 
-def engine(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def engine(raw: dict[str, Any], figure: Figure) -> None:
     sides = raw["sides"]
     measures = list(next(iter(sides.values())))
     both = figure.subplots(1, len(measures))
@@ -233,30 +231,27 @@ def engine(raw: dict[str, Any], figure: Figure, look: Look) -> None:
         for place, (side, found) in enumerate(sides.items()):
             values = found[measure]
             middle = float(np.median(values))
-            color = MEMLANE["memlane"][look.index] if side == "memlane" else look.faint
+            color = BLUE if side == "memlane" else FAINT
             axes.bar(place, middle, color=color, width=0.6)
-            axes.plot([place] * len(values), values, "o", color=look.ink, markersize=3, alpha=0.6)
+            axes.plot([place] * len(values), values, "o", color=INK, markersize=3, alpha=0.6)
             text = f"{middle:,.1f}" if middle < 100 else f"{middle:,.0f}"
-            axes.text(place, middle / 2, text, ha="center", va="center", color=look.ink)
+            on_bar = PAPER if side == "memlane" else INK
+            axes.text(place, middle / 2, text, ha="center", va="center", color=on_bar)
         axes.set_xticks(range(len(sides)), list(sides))
-        axes.set_title(_OF_ENGINE[measure], fontsize=10, color=look.ink)
+        axes.set_title(_OF_ENGINE[measure], fontsize=10, color=INK)
         axes.margins(y=0.15)
     _title(figure, f"A real vLLM {raw['release']} on its own queues and on memlane (dots: rounds)")
 
 
-# What all of them share ---------------------------------------------------------------------------
-
-
-def policies(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+def policies(raw: dict[str, Any], figure: Figure) -> None:
     both = figure.subplots(1, len(raw["percent"]), sharey=True)
     for axes, (trace, found) in zip(both, raw["percent"].items(), strict=True):
         others = [name for name in found if name not in ("tuned", "optimum")]
-        axes.plot(raw["capacities"], found["optimum"], ":", color=look.ink, label="optimum")
+        axes.plot(raw["capacities"], found["optimum"], ":", color=INK, label="optimum")
         for place, name in enumerate(others):
-            color = OTHERS[place][look.index]
+            color = OTHERS[place]
             axes.plot(raw["capacities"], found[name], color=color, linewidth=1.4, label=name)
-        color = MEMLANE["memlane"][look.index]
-        axes.plot(raw["capacities"], found["tuned"], color=color, linewidth=2.4, label="tuned")
+        axes.plot(raw["capacities"], found["tuned"], color=BLUE, linewidth=2.4, label="tuned")
         axes.set_xscale("log")
         axes.set_xticks([1000, 3000, 10_000, 30_000], ["1,000", "3,000", "10,000", "30,000"])
         axes.minorticks_off()
@@ -265,10 +260,10 @@ def policies(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     _title(
         figure, "What eviction policies hit (dotted: hits of an algorithm that knows the future)"
     )
-    _legend(both[0], look, "outside right upper")
+    _legend(both[0], "outside right upper")
 
 
-FIGURES: dict[str, Callable[[dict[str, Any], Figure, Look], None]] = {
+FIGURES: dict[str, Callable[[dict[str, Any], Figure], None]] = {
     "idle": idle,
     "deaths": deaths,
     "leftovers": leftovers,
@@ -278,6 +273,8 @@ FIGURES: dict[str, Callable[[dict[str, Any], Figure, Look], None]] = {
     "engine": engine,
     "policies": policies,
 }
+# What all of them share ---------------------------------------------------------------------------
+
 WIDE = ("sizes", "growth", "engine", "policies")
 
 
@@ -286,45 +283,52 @@ def _label(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(y)
 
 
+def _plain(axis: Axis) -> None:
+    """Numbers as digits, not as powers of ten."""
+    axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+
+
 def _title(figure: Figure, text: str) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
 
 
-def _legend(axes: Axes, look: Look, place: str) -> None:
+def _legend(axes: Axes, place: str) -> None:
     handles, labels = axes.get_legend_handles_labels()
     where = axes.figure if place.startswith("outside") else axes
     where.legend(
-        handles[::-1], labels[::-1], loc=place, fontsize=9, framealpha=0.8, facecolor=look.paper
+        handles[::-1], labels[::-1], loc=place, fontsize=9, framealpha=0.8, facecolor=PAPER
     )
 
 
-def draw(name: str, raw: dict[str, Any], folder: Path) -> Iterator[Path]:
-    """Writes NAME-light.svg and NAME-dark.svg to the folder; yields their paths."""
+def draw(name: str, raw: dict[str, Any], folder: Path) -> Path:
+    """Writes NAME.svg to the folder, for light and for dark pages; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    for look in LOOKS:
-        settings: dict[str, Any] = {
-            "svg.hashsalt": name,
-            "font.family": "DejaVu Sans",
-            "text.color": look.ink,
-            "axes.labelcolor": look.ink,
-            "axes.edgecolor": look.faint,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": look.faint,
-            "grid.linewidth": 0.6,
-            "xtick.color": look.ink,
-            "ytick.color": look.ink,
-            "legend.edgecolor": look.faint,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.facecolor": look.paper,
-            "figure.facecolor": look.paper,
-        }
-        with mpl.rc_context(settings):
-            figure = Figure(figsize=(10 if name in WIDE else 8, 4.6), layout="constrained")
-            FIGURES[name](raw, figure, look)
-            where = f"{raw['machine']}; {raw['date']}; {raw['command']}"
-            figure.supxlabel(where, fontsize=7, x=0.01, ha="left", color=look.ink)
-            path = folder / f"{name}-{look.name}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            yield path
+    settings: dict[str, Any] = {
+        "svg.fonttype": "none",  # text stays text
+        "svg.hashsalt": name,
+        "font.family": "DejaVu Sans",  # the widest of those that a page may show it in
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": FAINT,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": FAINT,
+        "grid.linewidth": 0.6,
+        "legend.edgecolor": FAINT,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": PAPER,
+        "figure.facecolor": PAPER,
+    }
+    for axis in ("xtick", "ytick"):
+        settings |= {f"{axis}.color": INK, f"{axis}.major.size": 0, f"{axis}.minor.size": 0}
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(10 if name in WIDE else 8, 4.6), layout="constrained")
+        FIGURES[name](raw, figure)
+        where = f"{raw['machine']}; {raw['date']}; {raw['command']}"
+        figure.supxlabel(where, fontsize=7, x=0.01, ha="left", color=INK)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    path = folder / f"{name}.svg"
+    path.write_text(for_both_schemes(drawn.getvalue(), figure.get_suptitle(), ON_DARK))
+    return path
