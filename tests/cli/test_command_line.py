@@ -33,8 +33,8 @@ MEMLANE = [sys.executable, "-m", "memlane"]
 TURNS = os.environ.get("MEMLANE_SOAK_BENCH", "1")
 BENCH = f"""
 from memlane.__main__ import main
-from memlane.cli import benching
-benching.ROUNDS = {TURNS}
+from memlane.cli.bench import command
+command.ROUNDS = {TURNS}
 main()
 """
 
