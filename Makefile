@@ -163,6 +163,7 @@ soak: $(VENV)/.tools native-test
 	    tests/network/test_ends.py
 	MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 MEMLANE_SOAK_GATHER=60 $(PY) -m pytest -q --durations=10 tests/broadcast/test_replaced_readers.py \
 	    tests/broadcast/test_latest_kills.py tests/broadcast/test_gather_kills.py
+	MEMLANE_SOAK_INTERRUPTS=300 $(PY) -m pytest -q tests/broadcast/test_signals.py
 	MEMLANE_SOAK_CANCELS=10000 $(PY) -m pytest -q --durations=10 tests/broadcast/test_awaiting.py tests/network/test_awaiting.py
 	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
 	MEMLANE_EXAMPLES=50000 $(PY) -m pytest -q --durations=10 \

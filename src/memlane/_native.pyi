@@ -60,6 +60,20 @@ class CallGuard:
         Runs `finish` once no call runs. False: one still does after `timeout` seconds.
         """
 
+class AfterReturn:
+    """Raises exceptions once the call that runs has returned."""
+
+    @property
+    def error(self) -> None:
+        """
+        Store an exception to have it raised after the return; no signal handler runs in between.
+        """
+
+    @error.setter
+    def error(self, error: BaseException, /) -> None: ...
+
+after_return: AfterReturn = ...
+
 def is_plain(object: object | None) -> bool:
     """Whether MessagePack restores the object exactly."""
 
@@ -274,6 +288,10 @@ class RingWriter:
         """
         Sends the encoder's message; a blocked call polls `watch` like a `cancel`.
         """
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether the last call to send has published its message."""
 
     def wait_until_read(self, position: int, timeout: object | None) -> bool:
         """

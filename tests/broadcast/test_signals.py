@@ -3,17 +3,20 @@
 Fails without the guard: a native wait that never checks for signals cannot be interrupted.
 """
 
+import asyncio
 import itertools
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 
 from memlane import Closed, CorruptMessage, MessageQueue
 from tests.support import Alarm, Aside, Link, alarm_after, start, until_asleep
+from tests.support.gathers import gather_of
 from tests.support.queues import drain, file_of, fill, queue_of, refuses, ring_in
 
 
@@ -192,3 +195,76 @@ def create_under_a_profiler(_link: Link) -> int:
 def test_space_is_taken_under_a_fast_profiler() -> None:
     """tmpfs gives up whenever a signal is pending, so large pieces would never be reserved."""
     assert start(create_under_a_profiler).result() >= 64 << 20
+
+
+SECONDS = float(os.environ.get("MEMLANE_SOAK_INTERRUPTS", "1"))
+
+
+def awaited(
+    coroutine: Coroutine[object, None, None],
+    loop: asyncio.AbstractEventLoop,
+    state: dict[str, bool],
+) -> None:
+    """Drives a coroutine that need not wait: what a handler raises would end a loop that runs."""
+    asyncio._set_running_loop(loop)
+    try:
+        while True:
+            coroutine.send(None)
+    except StopIteration:
+        state["is_inside"] = False  # before anything at which a handler could run
+    finally:
+        asyncio._set_running_loop(None)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")  # one that was never begun
+@pytest.mark.soak(seconds=60 + 4 * SECONDS)
+@pytest.mark.parametrize("call", ["enqueue", "gather", "aenqueue"])
+def test_a_call_that_a_handler_has_left_has_sent_nothing(call: str) -> None:
+    """At whatever moment it raises. What it raises after the message was sent is raised in the
+    caller's own code, after the return."""
+    state = {"is_armed": False, "is_inside": False}
+
+    def handler(_number: int, _frame: object) -> None:
+        if state["is_armed"]:
+            state["is_armed"] = False
+            raise Interrupted
+
+    previous, raised = signal.signal(signal.SIGALRM, handler), 0
+    loop = asyncio.new_event_loop()
+    with (
+        queue_of(max_chunk_bytes=64, max_chunks=8) as (writer, (reader,)),
+        gather_of(1) as (
+            collected,
+            (of_gather,),
+        ),
+    ):
+        send = of_gather.enqueue if call == "gather" else writer.enqueue
+        receive = collected if call == "gather" else reader
+        end = time.monotonic() + SECONDS
+        for number in itertools.count():
+            if time.monotonic() > end and raised > 20:
+                break
+            sent: list[object] = []
+            try:
+                state["is_armed"] = True
+                signal.setitimer(signal.ITIMER_REAL, 5e-6 + number % 50 * 1e-6)
+                while len(sent) < 4:
+                    state["is_inside"] = True
+                    if call == "aenqueue":
+                        awaited(writer.aenqueue(len(sent)), loop, state)
+                    else:
+                        send(len(sent))
+                    state["is_inside"] = False
+                    sent.append(len(sent))
+                os.getpid()  # what the last one left is raised here at the latest
+            except Interrupted:
+                raised += state["is_inside"]
+                received = drain(receive)
+                if not state["is_inside"] and len(received) > len(sent):
+                    sent.append(len(sent))  # raised before it was appended
+                assert received == sent
+            finally:
+                state["is_armed"] = False
+            drain(receive)
+    signal.signal(signal.SIGALRM, previous)
+    loop.close()

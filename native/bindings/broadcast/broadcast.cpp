@@ -99,6 +99,7 @@ void bind_broadcast(nb::module_& m) {
         .def("send_encoded", &RingWriter::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
              nb::sig("def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None"),
              "Sends the encoder's message; a blocked call polls `watch` like a `cancel`.")
+        .def_prop_ro("has_sent", &RingWriter::has_sent, "Whether the last call to send has published its message.")
         .def("wait_until_read", &RingWriter::wait_until_read, "position"_a, "timeout"_a.none(),
              "Waits until every reader has finished with the message at `position`; False on timeout.")
         .def("write_block", &RingWriter::write_block, "owner"_a, "timeout"_a.none(),

@@ -47,6 +47,7 @@ public:
     std::uint64_t position() { return is_closed() ? last_position() : core().position(); }
 
     nb::object send(nb::handle object, nb::handle timeout) {
+        has_sent_ = false;
         const Call call(*this);
         const Cleared cleared{encoder_};
         const os::Deadline deadline = deadline_of(timeout);
@@ -59,10 +60,15 @@ public:
     // Sends a message that is encoded already, because it goes elsewhere, too. While the call is blocked,
     // `watch` is checked like a `cancel`, so that it can raise what happened there.
     nb::object send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
+        has_sent_ = false;
         const Call call(*this);
         const Doing doing(*this, core::SlotActivity::copying);
         return explained([&] { return put(encoder, deadline_of(timeout), timeout, watch); });
     }
+
+    // Whether the last call of `send` or `send_encoded` has published its message. What is raised after that, by a signal
+    // handler that runs once it has returned, is not an error of that call.
+    bool has_sent() const noexcept { return has_sent_; }
 
     // False on timeout.
     bool wait_until_read(std::uint64_t position, nb::handle timeout) {
@@ -159,6 +165,7 @@ private:
         refused_ = block.second;
         if (!publish) return;
         if (!refused_.expired()) raise_failure(self(), "write_view_in_use");
+        look_for_signals();
         block.first.publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
@@ -188,7 +195,9 @@ private:
                 });
             });
         }
+        look_for_signals();
         claim->publish(encoder.kind(), bytes);
+        has_sent_ = true;
         return nb::none();
     }
 
@@ -268,6 +277,7 @@ private:
     }
 
     Encoder encoder_;
+    bool has_sent_ = false;
     bool has_told_;  // that nobody reads any more
     std::uint64_t unchecked_ = 0;  // bytes of extents since the last look at the machine's memory
     std::optional<std::pair<Claim, std::weak_ptr<void>>> open_;  // the chunk whose block is open, and its memory

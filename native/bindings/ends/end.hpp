@@ -143,6 +143,14 @@ public:
         if (!segment_->is_own()) raise_failure(self(), "wrong_process");
     }
 
+    // The last moment of a call at which Python code runs before its effect is seen by others: signal handlers, which may raise,
+    // close or fork.
+    void look_for_signals() {
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        check_own();
+        if (closing_) raise_failure(self(), "closed");
+    }
+
     // The deadline of a call. Converting `timeout` to a number runs Python code, too.
     os::Deadline deadline_of(nb::handle timeout) {
         const os::Deadline deadline = to_deadline(timeout);

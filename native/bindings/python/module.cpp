@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/python/after_return.hpp"
 #include "bindings/python/buffer.hpp"
 #include "bindings/python/buffer_pool.hpp"
 #include "bindings/python/byte_views.hpp"
@@ -33,6 +34,7 @@ NB_MODULE(_native, m) {
     bindings::bind_buffer_pool(m);
     bindings::bind_byte_views(m);
     bindings::bind_call_guard(m);
+    bindings::bind_after_return(m);
     bindings::bind_messages(m);
     bindings::bind_ends(m);
     bindings::bind_broadcast(m);

@@ -16,7 +16,7 @@ from memlane._base.handle_text import check_version, handle_in, handle_text
 from memlane._base.naming import names_of
 from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
-from memlane._native import RingGather, RingReader, RingSegment, RingWriter
+from memlane._native import RingGather, RingReader, RingSegment, RingWriter, after_return
 from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.handle import FORMAT_VERSION, checked_rank
 from memlane.broadcast.joint_watch import JointWatch
@@ -125,12 +125,6 @@ class _Writer(LocalEnd[RingWriter]):
             self.native.expect(1 + handle.n_writer)
         except RankTaken as error:
             raise RankTaken(f"writer {self.rank} cannot attach: {error}") from None
-
-    def send(self, obj: Any, timeout: float | None) -> None:
-        try:
-            self.native.send(obj, timeout)
-        except ReaderDied as error:
-            raise _reader_died(error.pid) from None
 
 
 def _reader_died(pid: int) -> ReaderDied:
@@ -491,7 +485,15 @@ class Gather(AnyQueue[M]):
             ReaderDied: the reader has died; its `rank` is None.
         """
         writer = self._writer or self._must_be_writer("enqueue")
-        writer.send(obj, timeout)
+        native = writer.native
+        try:
+            native.send(obj, timeout)
+        except BaseException as error:
+            if not native.has_sent:
+                if isinstance(error, ReaderDied):
+                    raise _reader_died(error.pid) from None
+                raise
+            after_return.error = error  # no call, after which another handler could run
 
     async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
         """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
@@ -501,8 +503,10 @@ class Gather(AnyQueue[M]):
             ConcurrentUse: another coroutine awaits this gather.
             MemlaneError: as `enqueue`.
         """
-        writer = self._must_be_writer("aenqueue")
-        await self._awaited(self._end).call(lambda: writer.send(obj, NOW), timeout, is_send=True)
+        self._must_be_writer("aenqueue")
+        await self._awaited(self._end).call(
+            lambda: Gather.enqueue(self, obj, NOW), timeout, is_send=True
+        )
 
     # The reader ----------------------------------------------------------------------------------
 

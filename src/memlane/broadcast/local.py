@@ -94,8 +94,18 @@ class End(Protocol):
     def abandon(self) -> None: ...
 
 
+class Sending(Protocol):
+    """What a writer's last call of `send` has done, whatever was raised after that."""
+
+    @property
+    def has_sent(self) -> bool: ...
+
+
 class WriterEnd(End, Protocol):
-    """A writer's end. `send` raises as `MessageQueue.enqueue` does, with nothing sent."""
+    """A writer's end. `send` raises as `MessageQueue.enqueue` does, with nothing sent unless a
+    signal handler raised and `sending` says otherwise."""
+
+    sending: Sending
 
     @property
     def send(self) -> Callable[[Any, float | None], None]: ...
@@ -236,6 +246,7 @@ class LocalWriter(LocalEnd[RingWriter]):
         super().__init__(
             segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes, has_others)
         )
+        self.sending: Sending = self.native
         self.send: Callable[[Any, float | None], None] = self.native.send
 
     def close(self, _timeout: float | None = None) -> None:
@@ -404,6 +415,12 @@ class ViewBlock:
             raise view_in_use(found)
 
 
+class SendsNothing:
+    """Of a writer that keeps no messages, or does not know what was sent."""
+
+    has_sent = False
+
+
 class LonelyWriter:
     """The writer of a queue without readers: it discards messages and never waits."""
 
@@ -411,6 +428,7 @@ class LonelyWriter:
     position = 0
 
     def __init__(self, max_chunk_bytes: int) -> None:
+        self.sending: Sending = SendsNothing()
         self._max_chunk_bytes = max_chunk_bytes
         self._is_closed = False
 

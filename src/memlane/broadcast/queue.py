@@ -12,6 +12,7 @@ from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
+from memlane._native import after_return
 from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
@@ -287,6 +288,7 @@ class MessageQueue(AnyQueue[M]):
         self._writer = writer
         self._reader = reader
         self._send = _send_of_a_reader if writer is None else writer.send
+        self._sending = None if writer is None else writer.sending
         self._receive = _receive_of_a_writer if reader is None else reader.receive
         end = writer or reader
         if writer is not None:
@@ -441,7 +443,7 @@ class MessageQueue(AnyQueue[M]):
             writer.send(obj, timeout)
             return
         awaited = self._awaited(cast("AwaitableEnd", writer))  # as the others are
-        await awaited.call(lambda: writer.send(obj, NOW), timeout, is_send=True)
+        await awaited.call(lambda: MessageQueue.enqueue(self, obj, NOW), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
         """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
@@ -514,11 +516,17 @@ class MessageQueue(AnyQueue[M]):
                 the type that pickle raised, such as `pickle.PicklingError`.
             Closed: this queue was closed.
 
-        If it raises, nothing was sent. A message that is sent a second or more after every reader
+        If it raises, nothing was sent: what a signal handler raises after that is raised in your
+        code, once the call has returned. A message that is sent a second or more after every reader
         has closed logs a warning, once.
         """
         send = self._send  # a local variable is called faster than an attribute
-        send(obj, timeout)
+        try:
+            send(obj, timeout)
+        except BaseException as error:
+            if self._sending is None or not self._sending.has_sent:
+                raise
+            after_return.error = error  # no call, after which another handler could run
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.

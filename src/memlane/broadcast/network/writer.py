@@ -17,7 +17,7 @@ from memlane._base.serialization import Codec
 from memlane._native import Encoder, FrameBatch
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
-from memlane.broadcast.local import NOW, LocalWriter
+from memlane.broadcast.local import NOW, LocalWriter, SendsNothing
 from memlane.broadcast.network import endpoint
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger, timed_out
 from memlane.broadcast.network.keys import Keys
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
-    from memlane.broadcast.local import Watching
+    from memlane.broadcast.local import Sending, Watching
     from memlane.broadcast.network.watch import NetworkWatch
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.protocol.writer_session import Due
@@ -94,6 +94,7 @@ class NetworkWriter(NetworkEnd):
         self._was_interrupted = False  # a signal handler has interrupted sending or receiving
         self._is_receiving = False  # receiving, so a reader's frame may have been lost
         self._has_told = False  # that nobody reads any more
+        self.sending: Sending = SendsNothing()
         self._stages = False  # the call that is under way has staged a message
         self._unheard = 0  # bytes sent since readers' frames were last read
         self._credit = 0  # messages that may be sent without another look
