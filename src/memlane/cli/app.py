@@ -1,6 +1,7 @@
 """The commands and their options; each is implemented in a module of its own.
 
-Exit codes: 0; 1 if somebody is stuck (`stuck`) or something will hurt (`doctor`); 2 for bad input.
+Exit codes: 0; 1 if somebody is stuck (`stuck`) or something will cause trouble (`doctor`);
+2 for bad input.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _check_pid(pid: int) -> None:
 
 @app.command("doctor")
 def look_at_machine(json: AsJson = False) -> None:
-    """Say what of this machine will hurt, and what cures it. Exit code 1 if something will."""
+    """Say what on this machine will cause trouble, and how to fix it; exit code 1 if so."""
     from memlane.cli import doctor
 
     raise typer.Exit(doctor.run(["--json"] if json else []))

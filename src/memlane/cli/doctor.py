@@ -14,15 +14,17 @@ import json
 import mmap
 import os
 import platform
+import re
 import resource
 import shutil
+import string
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from memlane.engines.sglang._engine import SGLANG
 from memlane.engines.vllm._engine import VLLM
@@ -68,18 +70,23 @@ class Machine:
 
     Attributes:
         shm_total, shm_free: of /dev/shm; None if there is none.
+        shm_type: the kind of its file system, as mount(8) names it.
+        shm_read_only: whether it is mounted so that nobody may write.
+        shm_writable: whether this user may create files in it.
         shm_listed: whether this user may list it, which sweeps of dead segments need.
         tmpfile: whether files can be created there without a name (O_TMPFILE).
         memory_limit: of the cgroup, to which pages of /dev/shm count; None without a limit.
         memlock: limit of pinned memory; None without a limit.
+        file_size: limit of a file's size, also in /dev/shm; None without a limit.
         files: limit of open descriptors.
-        populate_write, futex_waitv, io_uring: whether the kernel allows it.
+        populate_write, futex_waitv, io_uring, pidfd_open: whether the kernel allows it.
         pagemap: whether /proc/self/pagemap can be read.
         shmem_huge: setting of transparent huge pages for /dev/shm.
         huge_free: bytes of free huge pages.
         nodes: NUMA nodes.
         can_trace: whether py-spy may read other processes of this user.
         yama: kernel.yama.ptrace_scope.
+        proc: whether /proc is mounted.
         proc_hidden: whether /proc hides other users' processes (hidepid).
         own_pids: whether this is a pid namespace of its own, as in a container.
         cuda: whether a driver of NVIDIA is there.
@@ -89,219 +96,201 @@ class Machine:
 
     shm_total: int | None
     shm_free: int | None
+    shm_type: str | None
+    shm_read_only: bool
+    shm_writable: bool
     shm_listed: bool
     tmpfile: bool
     memory_limit: int | None
     memlock: int | None
+    file_size: int | None
     files: int
     populate_write: bool
     futex_waitv: bool | None
     io_uring: bool | None
+    pidfd_open: bool
     pagemap: bool
     shmem_huge: str | None
     huge_free: int | None
     nodes: int
     can_trace: bool
     yama: int | None
+    proc: bool
     proc_hidden: bool
     own_pids: bool
     cuda: bool
     versions: Mapping[str, str] = field(default_factory=dict)
     releases: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
+    @property
+    def shm_usable(self) -> bool:
+        """Whether this user may create files in /dev/shm; if not, only that is worth a finding."""
+        return self.shm_total is not None and not self.shm_read_only and self.shm_writable
+
+    @property
+    def lacking(self) -> str:
+        """The optional system calls that are not allowed."""
+        calls = {"futex_waitv": self.futex_waitv, "io_uring": self.io_uring}
+        return " and ".join(name for name, is_there in calls.items() if is_there is False)
+
+    @property
+    def missing(self) -> str:
+        """The packages of the command line that are not installed."""
+        return ", ".join(name for name in _EXTRA if name not in self.versions)
+
+    @property
+    def yama_scope(self) -> str:
+        return "" if self.yama is None else f" (kernel.yama.ptrace_scope is {self.yama})"
+
+    @property
+    def huge_pages(self) -> str:
+        free = f"; {_size(self.huge_free)} of huge pages are free" if self.huge_free else ""
+        return f"transparent huge pages for {_FOLDER}: {self.shmem_huge or 'unknown'}{free}"
+
+
+class Rule(NamedTuple):
+    """A finding, if `test` holds. The text names facts of the machine, `m`, in braces."""
+
+    level: Level
+    topic: str
+    test: Callable[[Machine], object]
+    text: str
+    cure: str = ""
+
+
+def _always(_: Machine) -> bool:
+    return True
+
+
+# What follows from the facts: of each topic the first rule that holds, if any does.
+# fmt: off
+_RULES = [Rule(*row) for row in (
+    ("hurts", "/dev/shm", lambda m: m.shm_total is None,
+     "is missing", "mount -t tmpfs tmpfs /dev/shm"),
+    ("hurts", "/dev/shm", lambda m: m.shm_read_only,
+     "is mounted read-only, so no segment can be created",
+     "mount -o remount,rw /dev/shm; docker run --tmpfs /dev/shm with --read-only"),
+    ("hurts", "/dev/shm", lambda m: not m.shm_writable,
+     "this user may not create files in it, so no segment can be created",
+     "chmod 1777 /dev/shm, as root"),
+    ("hurts", "/dev/shm", lambda m: m.shm_type not in ("tmpfs", None),
+     "is on a disk or another file system ({m.shm_type}), not in memory (tmpfs): slow, and "
+     "messages are written to it",
+     "mount -t tmpfs tmpfs /dev/shm"),
+    ("hurts", "/dev/shm", lambda m: m.shm_total < _SMALL_SHM,
+     "{m.shm_total:size}, {m.shm_free:size} free: too small for the queues of an engine",
+     "docker run --shm-size=8g, or an emptyDir of medium Memory at /dev/shm"),
+    ("hurts", "/dev/shm", lambda m: m.shm_free < m.shm_total // 20,
+     "{m.shm_total:size}, {m.shm_free:size} free: nearly full", "memlane ls; memlane clean"),
+    ("ok", "/dev/shm", _always, "{m.shm_total:size}, {m.shm_free:size} free"),
+
+    ("ok", "leftovers", lambda m: m.shm_listed,
+     "/dev/shm can be listed, so dead segments are removed"),
+    ("hurts", "leftovers", lambda m: m.shm_usable,
+     "/dev/shm cannot be listed, so what dead processes leave stays", "chmod 1777 /dev/shm"),
+
+    ("ok", "O_TMPFILE", lambda m: m.tmpfile, "segments have no name until they are complete"),
+    ("hurts", "O_TMPFILE", lambda m: m.shm_usable,
+     "/dev/shm creates no files without a name, so no segment can be created",
+     "df -i /dev/shm; mount -t tmpfs tmpfs /dev/shm if it is another file system"),
+
+    ("hurts", "file size", lambda m: m.file_size is not None and m.file_size < _SMALL_SHM,
+     "no file may have more than {m.file_size:size}, in /dev/shm too: segments are refused",
+     "ulimit -f unlimited"),
+    ("note", "file size", lambda m: m.file_size is not None,
+     "no file may have more than {m.file_size:size}, in /dev/shm too", "ulimit -f unlimited"),
+    ("ok", "file size", _always, "no limit"),
+
+    ("ok", "memory limit", lambda m: m.memory_limit is None, "none"),
+    ("note", "memory limit", lambda m: m.memory_limit <= (m.shm_total or 0),
+     "{m.memory_limit:size} of the cgroup, which pages of /dev/shm count against: it ends before "
+     "/dev/shm is full, and the kernel then kills a process",
+     "raise the container's memory limit, or make /dev/shm smaller"),
+    ("ok", "memory limit", _always,
+     "{m.memory_limit:size} of the cgroup, which pages of /dev/shm count against"),
+
+    ("ok", "memlock", lambda m: m.memlock is None, "no limit"),
+    ("note", "memlock", lambda m: m.cuda,
+     "{m.memlock:size} may be locked; CUDA's own pinning does not count"),
+    ("ok", "memlock", _always, "{m.memlock:size} may be locked"),
+
+    ("note", "nofile", lambda m: m.files <= _FEW_FILES,
+     "{m.files} open files: a queue needs 2 to 8 each", "ulimit -n 65536"),
+    ("ok", "nofile", _always, "{m.files} open files"),
+
+    ("ok", "MADV_POPULATE_WRITE", lambda m: m.populate_write,
+     "pages of regions are made in parallel"),
+    ("note", "MADV_POPULATE_WRITE", _always,
+     "the kernel lacks it (5.14 has it): regions start by touching each page"),
+
+    ("ok", "pagemap", lambda m: m.pagemap, "large arrays are lent, not copied twice"),
+    ("note", "pagemap", _always, "/proc/self/pagemap cannot be read: large arrays are copied"),
+
+    ("ok", "pidfd_open", lambda m: m.pidfd_open, "ends of other processes are noticed"),
+    ("note", "pidfd_open", _always,
+     "not allowed here: `memlane export --ends-with`, Mooncake's tier and memlane.testing need it",
+     "allow it in the seccomp profile; newer container runtimes do"),
+
+    ("ok", "system calls", lambda m: not m.lacking, "futex_waitv and io_uring are allowed"),
+    ("note", "system calls", _always,
+     "{m.lacking} not allowed here; memlane does not need it today"),
+
+    ("note", "huge pages", lambda m: m.shmem_huge in ("never", "deny"),
+     "{m.huge_pages}; regions of many GiB then start and copy more slowly",
+     "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+    ("ok", "huge pages", _always, "{m.huge_pages}"),
+
+    ("ok", "NUMA", lambda m: m.nodes <= 1, "one node"),
+    ("note", "NUMA", _always, "{m.nodes} nodes: pages lie where they are first written",
+     "numactl --cpunodebind=N for a worker and its GPU"),
+
+    ("ok", "ptrace", lambda m: m.can_trace, "py-spy may read stacks of other processes"),
+    ("note", "ptrace", _always,
+     "`memlane stuck` shows no stacks: py-spy may not read other processes{m.yama_scope}",
+     "run it as root, or with --cap-add SYS_PTRACE"),
+
+    ("hurts", "/proc", lambda m: not m.proc,
+     "is not mounted, so no segment can be created or looked at", "mount -t proc proc /proc"),
+    ("note", "/proc", lambda m: m.proc_hidden,
+     "hides other users' processes, so their files cannot be told"),
+    ("note", "/proc", lambda m: m.own_pids, "shows this container's processes only"),
+    ("ok", "/proc", _always, "shows all processes"),
+
+    ("ok", "CUDA", lambda m: m.cuda, "a driver is there"),
+    ("ok", "CUDA", _always, "no driver is there"),
+
+    ("ok", "command line", lambda m: not m.missing, "complete"),
+    ("note", "command line", _always, "{m.missing} not installed", "pip install 'memlane[cli]'"),
+)]
+# fmt: on
+
+
+class _Text(string.Formatter):
+    """Texts of rules; `size` formats bytes."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return _size(value) if format_spec == "size" else str(value)
+
 
 def judge(machine: Machine) -> list[Finding]:
     """What follows from the facts, in an order that is always the same."""
-    return [
-        _space(machine),
-        _listing(machine),
-        _tmpfile(machine),
-        _memory(machine),
-        _memlock(machine),
-        _files(machine),
-        _populate(machine),
-        _pagemap(machine),
-        _kernel(machine),
-        _huge(machine),
-        _numa(machine),
-        _tracing(machine),
-        _visibility(machine),
-        _cuda(machine),
-        *_engines(machine),
-        _extra(machine),
-    ]
+    found: dict[str, Finding] = {}
+    for level, topic, test, text, cure in _RULES:
+        if topic not in found and test(machine):
+            found[topic] = Finding(topic, level, _Text().format(text, m=machine), cure)
+    return [*found.values(), *_engines(machine)]
 
 
-def _space(machine: Machine) -> Finding:
-    topic = _FOLDER
-    if machine.shm_total is None or machine.shm_free is None:
-        return Finding(topic, "hurts", "is missing", "mount -t tmpfs tmpfs /dev/shm")
-    text = f"{_text(machine.shm_total)}, {_text(machine.shm_free)} free"
-    cure = "docker run --shm-size=8g, or an emptyDir of medium Memory at /dev/shm"
-    if machine.shm_total < _SMALL_SHM:
-        return Finding(topic, "hurts", f"{text}: too small for the queues of an engine", cure)
-    if machine.shm_free < machine.shm_total // 20:
-        return Finding(topic, "hurts", f"{text}: nearly full", "memlane ls; memlane clean")
-    return Finding(topic, "ok", text)
-
-
-def _listing(machine: Machine) -> Finding:
-    if machine.shm_listed:
-        return Finding("leftovers", "ok", f"{_FOLDER} can be listed, so dead segments are removed")
-    return Finding(
-        "leftovers",
-        "hurts",
-        f"{_FOLDER} cannot be listed, so what dead processes leave stays",
-        "chmod 1777 /dev/shm",
-    )
-
-
-def _tmpfile(machine: Machine) -> Finding:
-    if machine.tmpfile:
-        return Finding("O_TMPFILE", "ok", "segments have no name until they are complete")
-    return Finding(
-        "O_TMPFILE",
-        "hurts",
-        f"{_FOLDER} creates no files without a name, so no segment can be created",
-        "mount -t tmpfs tmpfs /dev/shm",
-    )
-
-
-def _memory(machine: Machine) -> Finding:
-    if machine.memory_limit is None:
-        return Finding("memory limit", "ok", "none")
-    text = f"{_text(machine.memory_limit)} of the cgroup, which pages of {_FOLDER} count against"
-    if machine.shm_total is not None and machine.memory_limit <= machine.shm_total:
-        return Finding(
-            "memory limit",
-            "note",
-            f"{text}: it ends before {_FOLDER} is full, and the kernel then kills a process",
-            "raise the container's memory limit, or make /dev/shm smaller",
-        )
-    return Finding("memory limit", "ok", text)
-
-
-def _memlock(machine: Machine) -> Finding:
-    if machine.memlock is None:
-        return Finding("memlock", "ok", "no limit")
-    text = f"{_text(machine.memlock)} may be locked"
-    if machine.cuda:
-        return Finding("memlock", "note", f"{text}; CUDA's own pinning does not count", "")
-    return Finding("memlock", "ok", text)
-
-
-def _files(machine: Machine) -> Finding:
-    text = f"{machine.files} open files"
-    if machine.files <= _FEW_FILES:
-        return Finding("nofile", "note", f"{text}: a queue needs 2 to 8 each", "ulimit -n 65536")
-    return Finding("nofile", "ok", text)
-
-
-def _populate(machine: Machine) -> Finding:
-    if machine.populate_write:
-        return Finding("MADV_POPULATE_WRITE", "ok", "pages of regions are made in parallel")
-    return Finding(
-        "MADV_POPULATE_WRITE",
-        "note",
-        "the kernel lacks it (5.14 has it): regions start by touching each page",
-        "",
-    )
-
-
-def _pagemap(machine: Machine) -> Finding:
-    if machine.pagemap:
-        return Finding("pagemap", "ok", "large arrays are lent, not copied twice")
-    return Finding(
-        "pagemap", "note", "/proc/self/pagemap cannot be read: large arrays are copied", ""
-    )
-
-
-def _kernel(machine: Machine) -> Finding:
-    lacking = [
-        name
-        for name, is_there in (
-            ("futex_waitv", machine.futex_waitv),
-            ("io_uring", machine.io_uring),
-        )
-        if is_there is False
-    ]
-    if not lacking:
-        return Finding("system calls", "ok", "futex_waitv and io_uring are allowed")
-    text = f"{' and '.join(lacking)} not allowed here; memlane does not need it today"
-    return Finding("system calls", "note", text)
-
-
-def _huge(machine: Machine) -> Finding:
-    free = "" if not machine.huge_free else f"; {_text(machine.huge_free)} of huge pages are free"
-    setting = machine.shmem_huge or "unknown"
-    text = f"transparent huge pages for {_FOLDER}: {setting}{free}"
-    if setting in ("never", "deny"):
-        return Finding(
-            "huge pages",
-            "note",
-            f"{text}; regions of many GiB then start and copy more slowly",
-            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        )
-    return Finding("huge pages", "ok", text)
-
-
-def _numa(machine: Machine) -> Finding:
-    if machine.nodes <= 1:
-        return Finding("NUMA", "ok", "one node")
-    return Finding(
-        "NUMA",
-        "note",
-        f"{machine.nodes} nodes: pages lie where they are first written",
-        "numactl --cpunodebind=N for a worker and its GPU",
-    )
-
-
-def _tracing(machine: Machine) -> Finding:
-    if machine.can_trace:
-        return Finding("ptrace", "ok", "py-spy may read stacks of other processes")
-    scope = "" if machine.yama is None else f" (kernel.yama.ptrace_scope is {machine.yama})"
-    return Finding(
-        "ptrace",
-        "note",
-        f"`memlane stuck` shows no stacks: py-spy may not read other processes{scope}",
-        "run it as root, or with --cap-add SYS_PTRACE",
-    )
-
-
-def _visibility(machine: Machine) -> Finding:
-    if machine.proc_hidden:
-        return Finding(
-            "/proc", "note", "hides other users' processes, so their files cannot be told", ""
-        )
-    if machine.own_pids:
-        return Finding("/proc", "note", "shows this container's processes only")
-    return Finding("/proc", "ok", "shows all processes")
-
-
-def _cuda(machine: Machine) -> Finding:
-    return Finding("CUDA", "ok", "a driver is there" if machine.cuda else "no driver is there")
-
-
-def _engines(machine: Machine) -> list[Finding]:
-    found = []
+def _engines(machine: Machine) -> Iterator[Finding]:
     for name, (version, is_tested) in machine.releases.items():
         if is_tested:
-            found.append(Finding(name, "ok", f"{version}: MEMLANE_{name.upper()} takes"))
+            yield Finding(name, "ok", f"{version} is tested: MEMLANE_{name.upper()} works")
         else:
             text = f"{version} is not tested with memlane: MEMLANE_{name.upper()} changes nothing"
-            found.append(Finding(name, "note", text))
-    return found
+            yield Finding(name, "note", text)
 
 
-def _extra(machine: Machine) -> Finding:
-    missing = [name for name in _EXTRA if name not in machine.versions]
-    if not missing:
-        return Finding("command line", "ok", "complete")
-    text = f"{', '.join(missing)} not installed"
-    return Finding("command line", "note", text, "pip install 'memlane[cli]'")
-
-
-def _text(count: int) -> str:
+def _size(count: int) -> str:
     if count >= _GIB:
         return f"{count / _GIB:.1f} GiB"
     return f"{count / _MIB:.0f} MiB"
@@ -312,29 +301,35 @@ def _text(count: int) -> str:
 
 def look() -> Machine:
     """The facts of this machine, as this process sees them."""
-    total = free = None
+    total, free, is_read_only = None, None, False
     with suppress(OSError):
         facts = os.statvfs(_FOLDER)
         total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        is_read_only = bool(facts.f_flag & os.ST_RDONLY)
     yama = _number("/proc/sys/kernel/yama/ptrace_scope")
     return Machine(
         shm_total=total,
         shm_free=free,
+        shm_type=None if total is None else _type_of(_FOLDER),
+        shm_read_only=is_read_only,
+        shm_writable=os.access(_FOLDER, os.W_OK | os.X_OK),
         shm_listed=os.access(_FOLDER, os.R_OK | os.X_OK),
         tmpfile=_creates_unnamed(),
         memory_limit=_memory_limit(),
-        memlock=None if memlock == resource.RLIM_INFINITY else memlock,
+        memlock=_limit(resource.RLIMIT_MEMLOCK),
+        file_size=_limit(resource.RLIMIT_FSIZE),
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         populate_write=_populates(),
         futex_waitv=_is_allowed(_FUTEX_WAITV),
         io_uring=_is_allowed(_IO_URING_SETUP),
+        pidfd_open=_opens_pidfds(),
         pagemap=os.access("/proc/self/pagemap", os.R_OK),
         shmem_huge=_chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         huge_free=_huge_free(),
         nodes=len(glob.glob("/sys/devices/system/node/node[0-9]*")) or 1,
         can_trace=os.geteuid() == 0 or yama in (0, None) or _has_capability(_CAP_SYS_PTRACE),
         yama=yama,
+        proc=os.path.exists("/proc/self/fd"),
         proc_hidden=_is_proc_hidden(),
         own_pids=_has_own_pids(),
         cuda=bool(glob.glob("/dev/nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None,
@@ -346,6 +341,35 @@ def look() -> Machine:
 def _creates_unnamed() -> bool:
     try:
         os.close(os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600))
+    except OSError:
+        return False
+    return True
+
+
+def _type_of(folder: str) -> str | None:
+    """The kind of the file system that was mounted last on the folder, or on one around it."""
+    path = Path(os.path.realpath(folder))
+    found: tuple[int, str | None] = (0, None)
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+            fields, _, source = line.partition(" - ")
+            place = Path(
+                re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields.split()[4])
+            )
+            if path.is_relative_to(place) and len(place.parts) >= found[0]:
+                found = len(place.parts), source.split()[0]
+    return found[1]
+
+
+def _limit(name: int) -> int | None:
+    """A limit of this process; None without one."""
+    limit = resource.getrlimit(name)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _opens_pidfds() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
     except OSError:
         return False
     return True
