@@ -110,20 +110,30 @@ def kill(pid: int, timeout: float | None = 10.0) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Stops a child process for the duration of the block, then continues it.
+    """Stops a process for the duration of the block, then continues it.
 
     Raises:
         InvalidArgument: the process has ended.
     """
-    os.kill(pid, signal.SIGSTOP)
     try:
-        state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        if state is None or state.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
-            raise InvalidArgument(f"process {pid} has ended and cannot be stopped")
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise _ended(pid) from None
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGSTOP)
+        # Only its parent, perhaps multiprocessing's fork server, is told that it has stopped.
+        while not processes.is_stopped(pid):
+            if select.select([descriptor], [], [], 0.001)[0]:
+                raise _ended(pid)
         yield
     finally:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        os.close(descriptor)
+
+
+def _ended(pid: int) -> InvalidArgument:
+    return InvalidArgument(f"process {pid} has ended and cannot be stopped")
 
 
 @contextmanager

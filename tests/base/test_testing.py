@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from memlane import MessageQueue, ReaderDied, SharedOffloadRegion, ShmRingBuffer, testing
+from memlane._base import processes
 from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.support.queues import SHM, name_in, path_of, refuses, start_reader, start_writer, sweep
 
@@ -190,6 +191,18 @@ def wait_until_told(writer: MessageQueue, reader: MessageQueue, lines: list[str]
     until(lambda: lines, "the stall is logged")
     reader.dequeue()
     waits.result()
+
+
+def test_stopped_of_a_process_that_is_no_child() -> None:
+    """Such as what multiprocessing's fork server starts, the default from CPython 3.14 on."""
+    child = Remote(start(serve, []))
+    pid = child.call(with_a_writer)
+    with testing.stopped(pid):
+        assert processes.state(pid) == "stopped"
+    child.call(without_a_writer)
+    with refuses(ValueError, match="has ended"), testing.stopped(pid):
+        pass
+    child.leave()
 
 
 def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,15 @@ def descends_from(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether all of the process's threads have stopped."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return all(state(int(thread)) == "stopped" for thread in threads)
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process was started, in clock ticks since boot; None if it has ended."""
     return status(pid)[1]
