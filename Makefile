@@ -174,7 +174,8 @@ soak: $(VENV)/.tools native-test
 	    tests/network/test_partitions.py tests/network/test_cuts.py
 	MEMLANE_SOAK_TIER_KILLS=500 MEMLANE_SOAK_SLOTS=1000000 $(PY) -m pytest -q -s tests/tiers/test_disk_tier_kills.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \
-	    tests/offload/test_races.py tests/offload/test_kills.py tests/offload/test_every_call.py
+	    tests/offload/test_races.py tests/offload/test_kills.py tests/offload/test_every_call.py \
+	    tests/base/test_failing_calls.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
 	    tests/store/test_soak_readers.py tests/store/test_stopped.py tests/store/test_large.py \
 	    tests/store/test_ring_property.py tests/store/test_store_is_a_dict.py

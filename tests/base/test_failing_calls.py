@@ -1,13 +1,19 @@
-"""Every system call of a start fails in turn, with every error: a clear error, and nothing left.
+"""Every system call of a start fails in turn: a clear error, and nothing left.
+
+With ``MEMLANE_SOAK_CALLS=1`` each fails with every error, else with one, which is drawn, so the
+calls of a kind meet all of them; and with EINTR if a signal may interrupt it.
 
 Fails without the guard: a failure that is mistaken for another, or leaves half a start behind.
 `pytest -s` prints every fault and its outcome. A new system adds to `starts.SCENARIOS`.
 """
 
 import errno
+import os
+import random
 import re
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +39,7 @@ from tests.support.starts import SCENARIOS
 pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
 SHIM = ROOT / "build/hooks/libfailing_calls.so"
 ERRORS = (errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOMEM)
+TAKES_ALL = os.environ.get("MEMLANE_SOAK_CALLS") == "1"
 
 # Calls that a signal may interrupt.
 INTERRUPTIBLE = {"open", "opendir", "fopen", "fread", "fcntl", "ftruncate", "fallocate", "pread"}
@@ -53,9 +60,10 @@ IN_MEMORY = re.compile(
 STAGES_THAT_MAY_LEAVE_NAMES = ("close", "ready", "sweep and create")
 
 
-def errors_of(call: str) -> Sequence[int]:
+def errors_of(dice: random.Random, call: str) -> Sequence[int]:
     """The errors tried on that call."""
-    return (*ERRORS, errno.EINTR) if call in INTERRUPTIBLE else ERRORS
+    errors = ERRORS if TAKES_ALL else (dice.choice(ERRORS),)
+    return (*errors, errno.EINTR) if call in INTERRUPTIBLE else errors
 
 
 def calls() -> FailingCalls:
@@ -67,7 +75,7 @@ def play(_link: Link, name: str, is_alone: bool) -> list[Failure]:
     return fail_everywhere(
         calls(),
         SCENARIOS[name],
-        errors_of,
+        partial(errors_of, random.Random(name)),
         prefix="memlane-",
         is_alone=is_alone,
         may_leave_names=STAGES_THAT_MAY_LEAVE_NAMES,

@@ -59,7 +59,7 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
     until(lambda: len(os.listdir("/proc/self/task")) <= threads, "the calls leave no thread")
     if rank != 1:
         with pytest.raises(RankMissing) as caught:
-            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=5.0)
+            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=3.0)
         seen["missing"] = caught.value.ranks
     dist.barrier()  # the group itself has not suffered
     dist.destroy_process_group()
@@ -71,7 +71,7 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
 def test_gloo() -> None:
     """The world, and a sub-group with other ranks; a rank that does not come is named."""
     before = segments()
-    peers = [start(rank_of_torch, rank, method="spawn") for rank in range(SIZE)]
+    peers = [start(rank_of_torch, rank) for rank in range(SIZE)]
     port = peers[0].hear(2 * PATIENCE)  # importing torch takes its time where much else runs
     for peer in peers[1:]:
         peer.tell(port)
@@ -144,7 +144,7 @@ def keeping_a_store(link: Link) -> None:
 @pytest.fixture
 def keeper() -> Iterator[tuple[Peer, list[Any]]]:
     """That process, and two ranks that reach it."""
-    peer = start(keeping_a_store, method="spawn")
+    peer = start(keeping_a_store)
     port = peer.hear(2 * PATIENCE)
     groups = [
         dist.ProcessGroup(dist.TCPStore("127.0.0.1", port, is_master=False), rank, 2)
