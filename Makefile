@@ -286,7 +286,7 @@ stub: $(VENV)/.tools
 	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
 	$(VENV)/bin/ruff format -q src/memlane/_native.pyi
 
-.PHONY: musl sdist wheel wheels release-wheels runner new-python
+.PHONY: musl sdist wheel wheels release-wheels pythons runner new-python
 
 # The source distribution and a wheel for $(PYTHON), into dist/. The wheel is installed and tested where nothing else is,
 # and read by mypy and pyright. At most five minutes from nothing.
@@ -299,6 +299,12 @@ wheels: new-python
 
 sdist: new-python
 	$(PYTHON) -m release sdist
+
+# All tests on CPython 3.12, 3.13 and 3.14, or on those that VERSIONS names, in copies of the tree; one that is not on this machine is
+# taken from Debian sid, which needs root and debootstrap. Half an hour for each.
+VERSIONS ?=
+pythons: new-python
+	$(PYTHON) -m release.pythons $(VERSIONS)
 
 # Every wheel of a release for this machine's architecture, by cibuildwheel; needs Docker.
 release-wheels: new-python

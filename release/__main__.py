@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 import tomllib
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from release.contents import ROOT, VERSION, faults_of_sdist, faults_of_wheel
-from release.environments import Environment
+from release.environments import Environment, interpreter_of
 
 DIST = ROOT / "dist"
 WORK = ROOT / "build/release"
@@ -71,18 +70,10 @@ def interpreters() -> list[str]:
     """Those on the path, and pyenv's, of the versions that wheels are built for."""
     found = []
     for version in re.findall(r"cp3(\d+)-", " ".join(CIBUILDWHEEL["build"])):
-        name = f"python3.{version}"
-        pyenv = Path.home().glob(f".pyenv/versions/3.{version}.*/bin/{name}")
-        places = [shutil.which(name), *pyenv]
-        # pyenv has a shim on the path for each version, also for those that it will not run.
-        usable = [str(path) for path in places if path and is_usable(path)]
-        print(f"{name}: {usable[0] if usable else 'not here'}", flush=True)
-        found += usable[:1]
+        interpreter = interpreter_of(f"3.{version}")
+        print(f"CPython 3.{version}: {interpreter or 'not here'}", flush=True)
+        found += [interpreter] if interpreter else []
     return found
-
-
-def is_usable(interpreter: str | Path) -> bool:
-    return subprocess.run([interpreter, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 def build_sdist(tools: Environment) -> Path:

@@ -1,4 +1,5 @@
-"""New virtual environments for the checks of a release. Nothing of the caller's is set in them."""
+"""Interpreters, and new virtual environments for the checks of a release, in which nothing of the
+caller's is set."""
 
 import os
 import re
@@ -12,6 +13,23 @@ _KEPT = re.compile(  # what pip needs to reach its index, and how the caller com
     r"(?i)PIP_\w+|(https?|all|no)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
     r"|CXX|CMAKE_CXX_COMPILER_LAUNCHER|CCACHE_\w+"
 )
+
+
+def kept_variables() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if _KEPT.fullmatch(name)}
+
+
+def interpreter_of(version: str) -> str | None:
+    """The CPython of that version on the path, or pyenv's."""
+    name = f"python{version}"
+    pyenv = Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}")
+    # pyenv has a shim on the path for each version, also for those that it will not run.
+    found = [str(path) for path in (shutil.which(name), *pyenv) if path and _is_usable(path)]
+    return found[0] if found else None
+
+
+def _is_usable(interpreter: str | Path) -> bool:
+    return subprocess.run([interpreter, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 class Environment:
@@ -70,6 +88,5 @@ class Environment:
             sys.exit(done.returncode)
 
     def _variables(self, system: str) -> dict[str, str]:
-        kept = {name: text for name, text in os.environ.items() if _KEPT.fullmatch(name)}
         path = f"{self._bin}:{system}".rstrip(":")
-        return {"HOME": os.environ["HOME"], "LANG": "C.UTF-8", "PATH": path, **kept}
+        return {"HOME": os.environ["HOME"], "LANG": "C.UTF-8", "PATH": path, **kept_variables()}
