@@ -1,7 +1,5 @@
 """Messages that do not fit a chunk: the same promises at any size."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -112,19 +110,6 @@ def test_what_is_kept_is_used_again() -> None:
                 del got
             allocated.add(file_of(writer).st_blocks)
         assert len(allocated) == 1
-
-
-@pytest.mark.soak(seconds=11)
-def test_what_is_kept_goes_back_after_a_while() -> None:
-    """After ten seconds without a large message the next small one frees the space."""
-    with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
-        writer.enqueue(bytes(8 * MIB))
-        reader.dequeue()
-        writer.enqueue("soon")
-        assert file_of(writer).st_blocks * 512 > 8 * MIB
-        time.sleep(10.1)  # the time is what is tested
-        writer.enqueue("late")
-        assert file_of(writer).st_blocks * 512 < MIB
 
 
 @pytest.mark.parametrize("call", ["enqueue", "acquire_write"])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, TimedOut
-from tests.support import PATIENCE, Link, start
+from tests.support import PATIENCE, Link, pass_time, start
+from tests.support.queues import file_of, queue_of
 
 CHUNK = 4096
 KIB, MIB = 1 << 10, 1 << 20
@@ -41,3 +42,20 @@ def test_a_timeout_consumes_nothing() -> None:
             assert number == expected
             assert (array == number).all()
     sender.result()
+
+
+def left_after_a_while(_link: Link) -> int:
+    """Role: bytes of a queue's file, once its last large message is ten seconds old."""
+    with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
+        writer.enqueue(bytes(8 * MIB))
+        reader.dequeue()
+        writer.enqueue("soon")
+        assert file_of(writer).st_blocks * 512 > 8 * MIB
+        pass_time(11)
+        writer.enqueue("late")
+        return file_of(writer).st_blocks * 512
+
+
+def test_what_is_kept_goes_back_after_a_while() -> None:
+    """After ten seconds without a large message the next small one frees the space."""
+    assert start(left_after_a_while).result() < MIB

@@ -1,10 +1,13 @@
-"""Commands that run a role elsewhere: in another /dev/shm or PID namespace."""
+"""Elsewhere: commands that run a role in another /dev/shm or PID namespace, and later times."""
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -36,6 +39,25 @@ def private_shm(size: str) -> tuple[str, ...]:
 def own_pid_namespace() -> tuple[str, ...]:
     """An interpreter that is process 1 of a PID namespace and shares everything else."""
     return ("unshare", "-r", "-p", "-f", "--mount-proc", "--kill-child", sys.executable)
+
+
+_NEW_TIME, _NEW_USER = 0x80, 0x10000000  # of unshare and setns
+
+
+def pass_time(seconds: int) -> None:
+    """Moves the monotonic clock of this process, which has one thread, or waits if that is refused.
+
+    Once it has been moved, the process has no rights to other users' files, nor to its own.
+    """
+    libc = ctypes.CDLL(None)
+    before = time.monotonic()
+    if libc.unshare(_NEW_TIME | _NEW_USER) == 0:
+        with suppress(OSError):
+            with open("/proc/self/timens_offsets", "w") as offsets:
+                offsets.write(f"monotonic {seconds} 0\n")
+            with open("/proc/self/ns/time_for_children") as place:
+                libc.setns(place.fileno(), _NEW_TIME)
+    time.sleep(max(0.0, before + seconds - time.monotonic()))
 
 
 def _imports_in_no_folder() -> bool:
