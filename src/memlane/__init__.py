@@ -20,6 +20,8 @@ memlane installs no signal handlers; install one that raises SystemExit:
 import os
 import sys
 
+from memlane._importing import fork_waits
+
 if sys.platform != "linux":
     raise ImportError("memlane runs on Linux only: it is built on futexes and Linux file locks")
 # Checked here: Python 3.13 always initializes the native module in the main interpreter.
@@ -208,15 +210,16 @@ _HOMES = {  # of the names that are not errors
 
 def __getattr__(name: str) -> "Any":
     """Imports what `name` needs when it is first used: the import of memlane itself is free."""
-    # numpy imports datetime from C code, where an interrupt would become an ImportError.
-    import datetime  # noqa: F401
-    from importlib import import_module
-
-    if name in _SYSTEMS:
-        return import_module(f"memlane.{name}")
-    if name not in __all__:
+    if name not in _SYSTEMS and name not in __all__:
         raise AttributeError(f"module 'memlane' has no attribute {name!r}")
-    value = getattr(import_module(f"memlane.{_HOMES.get(name, 'errors')}"), name)
+    with fork_waits:
+        # numpy imports datetime from C code, where an interrupt would become an ImportError.
+        import datetime  # noqa: F401
+        from importlib import import_module
+
+        if name in _SYSTEMS:
+            return import_module(f"memlane.{name}")
+        value = getattr(import_module(f"memlane.{_HOMES.get(name, 'errors')}"), name)
     globals()[name] = value
     return value
 

@@ -10,6 +10,8 @@ import errno
 import os
 from typing import Any, NamedTuple
 
+from memlane._importing import fork_waits
+
 
 class MemlaneError(Exception):
     """Base of all errors that memlane raises."""
@@ -332,7 +334,8 @@ def foreign_segment(path: str, owner: int, remedy: str) -> SegmentRefused:
 
 
 def _name_of(user: int) -> str:
-    import pwd  # imported late: only this text needs it
+    with fork_waits:
+        import pwd  # imported late: only this text needs it
 
     try:
         return f"user {pwd.getpwuid(user).pw_name} (uid {user})"

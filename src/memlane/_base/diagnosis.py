@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memlane._base.lifetime import is_left_behind
 from memlane._base.naming import MOST_NAMED, names_of
+from memlane._importing import fork_waits
 from memlane._native import RingReader, install
 from memlane.errors import (
     Cancelled,
@@ -328,7 +329,8 @@ def _text_of(path: str) -> str:
 
 def warn(text: str, *args: object) -> None:
     """Logs a warning."""
-    import logging
+    with fork_waits:
+        import logging
 
     logging.getLogger("memlane").warning(text, *args)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 
 T = TypeVar("T")
@@ -20,7 +21,8 @@ def check_version(version: object, known: int) -> None:
 
 def handle_text(handle: Any) -> str:
     """The fields of `handle` as JSON."""
-    from memlane._base.msgspec import msgspec  # imported late: half the cost of importing memlane
+    with fork_waits:  # imported late: half the cost of importing memlane
+        from memlane._base.msgspec import msgspec
 
     return msgspec.json.encode(handle).decode()
 
@@ -32,7 +34,8 @@ def handle_in(text: str | bytes, kind: type[T], version: int) -> T:
         InvalidArgument: there is none in it.
         InvalidType: it is not text.
     """
-    from memlane._base.msgspec import msgspec
+    with fork_waits:
+        from memlane._base.msgspec import msgspec
 
     try:
         fields = msgspec.json.decode(text)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Self
 
+from memlane._importing import fork_waits
 from memlane.errors import InvalidType, system_fault
 
 
@@ -87,7 +88,8 @@ _owners: weakref.WeakKeyDictionary[Owned, None] = weakref.WeakKeyDictionary()  #
 
 def _come_before_multiprocessing() -> None:
     if not _owners:
-        import multiprocessing.util  # noqa: F401 - registers its function now, before ours
+        with fork_waits:
+            import multiprocessing.util  # noqa: F401 - registers its function now, before ours
 
         atexit.unregister(_abandon_all)
         atexit.register(_abandon_all)

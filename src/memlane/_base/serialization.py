@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from memlane._importing import fork_waits
 from memlane._native import Buffer, Incoming, Outgoing, beyond_message_pack, bytes_at
 from memlane.errors import CorruptMessage, InvalidArgument, InvalidType, MemlaneError
 
@@ -39,7 +40,8 @@ class Codec(Protocol):
 
 
 def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
-    from msgspec import msgpack  # imported late: not every process has a queue
+    with fork_waits:  # imported late: not every process has a queue
+        from msgspec import msgpack
 
     return msgpack.Encoder().encode, msgpack.Decoder().decode
 
@@ -63,7 +65,8 @@ class Pickler(pickle.Pickler):
         """Sends plain CPU tensors with a single copy. False if torch has not been imported."""
         if not hasattr(sys.modules.get("torch"), "Tensor"):
             return False
-        from memlane._base.tensors import REDUCERS
+        with fork_waits:
+            from memlane._base.tensors import REDUCERS
 
         self.reducers.update(REDUCERS)
         return True
@@ -139,9 +142,11 @@ class MsgpackCodec:
     """
 
     def __init__(self) -> None:
-        from msgspec.msgpack import Ext
+        with fork_waits:
+            from msgspec import DecodeError
+            from msgspec.msgpack import Ext
 
-        self._extension = Ext
+        self._extension, self._decode_error = Ext, DecodeError
         self.outgoing = Outgoing()
         self._encode, self._decode = _msgpack()
         self.encode_plain, self.decode_plain = None, self.decode
@@ -163,12 +168,10 @@ class MsgpackCodec:
             ) from None
 
     def decode(self, stream: bytes) -> Any:
-        from msgspec import DecodeError
-
         try:
             return self._decode(stream)
         # TypeError: msgspec 0.18 raises it for a map with an unhashable key.
-        except (DecodeError, UnicodeError, RecursionError, TypeError) as error:
+        except (self._decode_error, UnicodeError, RecursionError, TypeError) as error:
             raise CorruptMessage(
                 f"the message is not valid MessagePack and was skipped: {error}"
             ) from None

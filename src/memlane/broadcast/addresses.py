@@ -9,6 +9,7 @@ import ipaddress
 from typing import NamedTuple
 
 from memlane._base.arguments import integer_from
+from memlane._importing import fork_waits
 from memlane.broadcast.options import checked_liveness
 from memlane.errors import InvalidArgument, InvalidType
 
@@ -77,7 +78,8 @@ def _is_key(text: object) -> bool:
     """Is it a CURVE key, as text?"""
     if not isinstance(text, str) or len(text) != 40:
         return False
-    from zmq.utils import z85
+    with fork_waits:
+        from zmq.utils import z85
 
     try:
         return len(z85.decode(text.encode("ascii"))) == 32

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from memlane._base.lifetime import Owned
+from memlane._importing import fork_waits
 from memlane.errors import WriterClosed
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class AnyQueue(Owned, Generic[M]):
         self._end.check()
 
     def _awaited(self, end: AwaitableEnd) -> Awaiting:
-        from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
-
         if self._awaiting is None:
+            with fork_waits:
+                from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
+
             self._awaiting = Awaiting(end)
         return self._awaiting
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.diagnosis import warn
+from memlane._importing import fork_waits
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.ring import ShmRingBuffer
 from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
@@ -41,7 +42,8 @@ def in_the_same_node_as(
         GroupFailed: another rank failed, or the group itself.
         InvalidArgument: there is no such rank.
     """
-    from memlane.groups import collectives_of  # which imports ZeroMQ
+    with fork_waits:
+        from memlane.groups import collectives_of  # which imports ZeroMQ
 
     with collectives_of(pg, timeout) as group:
         return _same_node(group, _checked_rank("source_rank", source_rank, group))
@@ -58,7 +60,8 @@ def queue_over_group(
     options: dict[str, Any],
 ) -> Queue:
     """`MessageQueue.create_from_process_group`."""
-    from memlane.groups import collectives_of
+    with fork_waits:
+        from memlane.groups import collectives_of
 
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
         writer = _checked_rank("writer_rank", writer_rank, group)
@@ -101,7 +104,8 @@ def queue_over_group(
 
 def _alone(group: Collectives, remote: list[int]) -> list[int]:
     """The remote ranks without another remote rank on their host."""
-    from memlane.broadcast.network.shared_reader import where_memory_is_shared
+    with fork_waits:
+        from memlane.broadcast.network.shared_reader import where_memory_is_shared
 
     hosts = [str(host) for host in group.gather(where_memory_is_shared)]
     count = Counter(hosts[rank] for rank in remote)

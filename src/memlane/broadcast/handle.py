@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.handle_text import check_version, handle_in, handle_text
 from memlane._base.serialization import codec_of
+from memlane._importing import fork_waits
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
@@ -129,7 +130,8 @@ class Handle:
             if not isinstance(pid, int) or not isinstance(address, str):
                 raise InvalidArgument(f"the handle's relay_of names no writer: {self.relay_of!r}")
         if self.remote_subscribe_addr is not None:
-            from memlane.broadcast.addresses import check_network
+            with fork_waits:
+                from memlane.broadcast.addresses import check_network
 
             check_network(
                 self.remote_subscribe_addr,

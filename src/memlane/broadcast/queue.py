@@ -12,6 +12,7 @@ from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
+from memlane._importing import fork_waits
 from memlane._native import after_return
 from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
@@ -200,7 +201,8 @@ class MessageQueue(AnyQueue[M]):
             )
             self._setup(handle, geometry, here, None, late_readers)
             return
-        from memlane.broadcast.network.writer import writer_with_remote_readers
+        with fork_waits:
+            from memlane.broadcast.network.writer import writer_with_remote_readers
 
         end = writer_with_remote_readers(handle, geometry, codec, pool, readers - local, options)
         self._setup(handle, geometry, end, None, late_readers)
@@ -227,7 +229,8 @@ class MessageQueue(AnyQueue[M]):
         if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
             end = LocalReader(handle, handle.local_reader_ranks.index(rank))
         elif handle.remote_subscribe_addr is not None:
-            from memlane.broadcast.network.shared_reader import remote_reader
+            with fork_waits:
+                from memlane.broadcast.network.shared_reader import remote_reader
 
             end = remote_reader(handle, rank, timeout)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.groups.broadcasts import BroadcastCollectives
 from memlane.groups.collectives import Collectives
@@ -25,7 +26,8 @@ def collectives_of(group: Any, timeout: float | None) -> Collectives:
     if isinstance(group, TcpGroup):
         return group.collectives(deadline)
     if "torch.distributed" in sys.modules:  # otherwise it cannot be one of torch's
-        from memlane.groups import torch_store
+        with fork_waits:
+            from memlane.groups import torch_store
 
         if torch_store.is_process_group(group):
             store = torch_store.TorchStore(torch_store.store_of(group), deadline)

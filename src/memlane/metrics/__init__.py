@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memlane._importing import fork_waits
+
 if TYPE_CHECKING:
     from memlane.metrics.collector import Collector
 
@@ -21,6 +23,7 @@ def __getattr__(name: str) -> Any:
     """`Collector` alone needs prometheus-client, so it is imported when it is first used."""
     if name != "Collector":
         raise AttributeError(f"module 'memlane.metrics' has no attribute {name!r}")
-    from memlane.metrics.collector import Collector
+    with fork_waits:
+        from memlane.metrics.collector import Collector
 
     return Collector

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from memlane._importing import fork_waits
 from memlane._native import BlockArray
 from memlane.errors import InvalidArgument, InvalidType
 
@@ -65,7 +66,8 @@ class Side:
             self.device = tensor.device
         itemsize = tensor.element_size()
         strides = [stride * itemsize for stride in tensor.stride()]
-        from memlane._base.tensors import address_of
+        with fork_waits:
+            from memlane._base.tensors import address_of
 
         self.blocks = BlockArray.at(address_of(self.name, tensor), self.shape, strides, itemsize)
 

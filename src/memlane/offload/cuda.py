@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.survivors import DROPPERS
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType, Unsupported
 from memlane.offload._runtime import Runtime, loaded_runtime
 
@@ -103,7 +104,8 @@ def transfer(
     src: Side, dst: Side, pairs: np.ndarray[Any, Any], stream: torch.cuda.Stream | None
 ) -> BlockTransfer:
     """Queues the copies; one of the two sides is on a GPU."""
-    import torch
+    with fork_waits:
+        import torch
 
     if src.device is not None and dst.device is not None:
         raise Unsupported(
@@ -142,7 +144,8 @@ def _with_batches(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda
     stream of memlane's own that waits for the work queued there so far."""
     if stream.cuda_stream not in (0, 1):
         return stream
-    import torch
+    with fork_waits:
+        import torch
 
     own = _own_streams.get(device)
     if own is None:

@@ -13,6 +13,7 @@ from memlane._base.arguments import integer, integer_from
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.lifetime import Owned
 from memlane._base.naming import shown
+from memlane._importing import fork_waits
 from memlane._native import await_bytes
 from memlane.errors import (
     Closed,
@@ -333,7 +334,8 @@ def _absolute(directory: object) -> str:
 
 def _torch(what: str) -> Any:
     try:
-        import torch
+        with fork_waits:
+            import torch
     except ImportError as error:
         raise Unsupported(
             f"{what} needs torch, which cannot be imported here ({error}); create_next_array "

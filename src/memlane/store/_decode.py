@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from memlane._importing import fork_waits
 from memlane._native import ObjectMemory
 from memlane.errors import CorruptMessage, InvalidArgument
 from memlane.store import _registered, _wire
@@ -126,7 +127,8 @@ def _numpy_text(memory: ObjectMemory, node: list[Any]) -> np.str_:
 
 def _tensor(memory: ObjectMemory, node: list[Any]) -> Any:
     try:
-        from memlane.store import _tensors
+        with fork_waits:
+            from memlane.store import _tensors
     except ImportError as error:
         raise InvalidArgument(
             f"Unsupported object type 'torch.Tensor': this process cannot import torch ({error})"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from memlane._base.serialization import Pickler
+from memlane._importing import fork_waits
 from memlane.errors import InvalidType
 from memlane.store import _registered, _wire
 from memlane.store._dtypes import describe
@@ -76,7 +77,8 @@ class Encoding:
         if isinstance(value, np.generic):
             return _numpy_scalar(self, value)
         if hasattr(sys.modules.get("torch"), "Tensor"):
-            from memlane.store import _tensors
+            with fork_waits:
+                from memlane.store import _tensors
 
             ENCODERS.update(_tensors.ENCODERS)
             if kind in _tensors.ENCODERS:

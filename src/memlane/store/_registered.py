@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 
 T = TypeVar("T")
@@ -70,7 +71,8 @@ def _is_same(one: type, other: type) -> bool:
 
 
 def _fields_and_builder(cls: type) -> tuple[tuple[str, ...], Callable[[dict[str, Any]], Any]]:
-    from memlane._base.msgspec import msgspec
+    with fork_waits:
+        from memlane._base.msgspec import msgspec
 
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__, lambda values: cls(**values)

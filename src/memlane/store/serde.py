@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
+from memlane._importing import fork_waits
 from memlane._native import ObjectMemory
 from memlane.errors import CorruptMessage, InvalidArgument, MemlaneError
 from memlane.store import _registered, _wire
@@ -69,10 +70,11 @@ class MsgpackSerde(ObjectSerde):
 
     def __init__(self) -> None:
         # Importing these costs as much as importing memlane, and not every process has a store.
-        from msgspec import DecodeError, msgpack
+        with fork_waits:
+            from msgspec import DecodeError, msgpack
 
-        from memlane.store._decode import value_of
-        from memlane.store._encode import Encoding
+            from memlane.store._decode import value_of
+            from memlane.store._encode import Encoding
 
         self._pack = msgpack.Encoder().encode
         self._unpack = msgpack.Decoder().decode

@@ -26,6 +26,7 @@ from typing import Any
 
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import seconds_of
+from memlane._importing import fork_waits
 from memlane.errors import (
     AccessRefused,
     InvalidArgument,
@@ -107,7 +108,8 @@ class ObjectTier(RemoteTier):
             SystemFault: there is no such bucket, or the server cannot be reached.
         """
         try:
-            import obstore
+            with fork_waits:
+                import obstore
         except ImportError:
             raise Unsupported("ObjectTier needs obstore: pip install 'memlane[s3]'") from None
         if not isinstance(url, str):

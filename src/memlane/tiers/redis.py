@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from memlane import _native
 from memlane._base.arguments import integer_from
+from memlane._importing import fork_waits
 from memlane.errors import AccessRefused, InvalidArgument, InvalidType, Unsupported, system_fault
 from memlane.tiers.remote import Cut, Late, Refusal, Refused, RemoteTier, Unanswered
 
@@ -75,7 +76,8 @@ class RedisTier(RemoteTier):
             SystemFault: the server cannot be reached, or is none.
         """
         try:
-            import redis
+            with fork_waits:
+                import redis
         except ImportError:
             raise Unsupported("RedisTier needs redis-py: pip install 'memlane[redis]'") from None
         if not isinstance(url, str):
@@ -134,9 +136,10 @@ class _Connection:
     """One connection, speaking RESP."""
 
     def __init__(self, pool: Any, timeout: float, ttl: int | None) -> None:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
+        with fork_waits:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
 
         settings = {
             # The pool's notifications need RESP3.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from memlane import _native
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument
 from memlane.tiers.pool import PolicyName
 
@@ -126,8 +127,9 @@ def _with_progress(trace: Trace, policy: str) -> Iterable[Sequence[int]]:
     if not sys.stderr.isatty():
         return trace
     try:
-        from rich.console import Console
-        from rich.progress import track
+        with fork_waits:
+            from rich.console import Console
+            from rich.progress import track
     except ModuleNotFoundError:
         return trace
     return track(trace, policy, console=Console(stderr=True), transient=True)

@@ -5,6 +5,8 @@ Every process of SGLang imports this file, so it imports nothing unless the vari
 
 import os
 
+from memlane._importing import fork_waits
+
 VARIABLE = "MEMLANE_SGLANG"
 
 
@@ -15,9 +17,10 @@ def register() -> None:
     """
     if not os.environ.get(VARIABLE, "").strip():
         return
-    from memlane.engines._switching import switch_on
-    from memlane.engines.sglang._engine import SGLANG
-    from memlane.errors import InvalidArgument
+    with fork_waits:
+        from memlane.engines._switching import switch_on
+        from memlane.engines.sglang._engine import SGLANG
+        from memlane.errors import InvalidArgument
 
     try:
         switch_on(SGLANG)

@@ -26,6 +26,7 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from memlane._base.deadline import seconds_of
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
             Unsupported: its pages are not parts of one size in one tensor.
             MemlaneError: as the tier's own constructor.
         """
-        from memlane import tiers
+        with fork_waits:
+            from memlane import tiers
 
         super().register_mem_pool_host(mem_pool_host)
         pool, buffer = mem_pool_host, mem_pool_host.kv_buffer

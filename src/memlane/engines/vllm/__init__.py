@@ -10,6 +10,8 @@ Names and callers are the same in all versions of vLLM, except for arguments of 
 
 import os
 
+from memlane._importing import fork_waits
+
 VARIABLE = "MEMLANE_VLLM"
 STORE_NAME = "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"  # set by vLLM in processes that use a store
 
@@ -23,10 +25,12 @@ def register() -> None:
             engine's object store is memlane's, but this process would look for vLLM's own.
     """
     if os.environ.get("MEMLANE_METRICS_PORT"):
-        from memlane.engines._metrics import start_if_asked
+        with fork_waits:
+            from memlane.engines._metrics import start_if_asked
 
         start_if_asked()
     if os.environ.get(VARIABLE, "").strip() or os.environ.get(STORE_NAME):
-        from memlane.engines.vllm._engine import switch
+        with fork_waits:
+            from memlane.engines.vllm._engine import switch
 
         switch()

@@ -31,6 +31,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from memlane._base.deadline import seconds_of
 from memlane._base.diagnosis import warn
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
@@ -255,8 +256,9 @@ class RemoteTierManager(TierManager):
     gauges = _GAUGES
 
     def _open(self, config: Any, rows: memoryview, own: dict[str, Any]) -> Any:
-        from memlane import tiers
-        from memlane.tiers.tier import Namespace
+        with fork_waits:
+            from memlane import tiers
+            from memlane.tiers.tier import Namespace
 
         self._patience: dict[str, float] = {}  # by request: until when it waits for answers
         (place,) = self.needed

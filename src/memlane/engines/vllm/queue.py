@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from memlane._importing import fork_waits
 from memlane.engines._queue import EngineQueue
 from memlane.engines._replacing import Replacement
 from memlane.engines.vllm._engine import VLLM
@@ -48,8 +49,9 @@ class MessageQueue(EngineQueue):
         Ranks are global. Which are local follows from the devices per node and is not probed:
         executors expect addresses of all others, even where nodes share their memory.
         """
-        from vllm.platforms import current_platform
-        from vllm.platforms.interface import get_assigned_physical_gpu_ids
+        with fork_waits:
+            from vllm.platforms import current_platform
+            from vllm.platforms.interface import get_assigned_physical_gpu_ids
 
         devices = get_assigned_physical_gpu_ids()
         per_node = current_platform.device_count() if devices is None else len(devices)

@@ -19,6 +19,7 @@ from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 from vllm.v1.kv_offload.tiering.base import JobResult
 
+from memlane._importing import fork_waits
 from memlane.engines.vllm._tier_manager import RemoteTierManager, TierManager, log
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class DiskTier(TierManager):
     gauges = _GAUGES
 
     def _open(self, config: Any, rows: memoryview, own: dict[str, Any]) -> Any:
-        from memlane.tiers import DiskTier as Disk
+        with fork_waits:
+            from memlane.tiers import DiskTier as Disk
 
         self._held: dict[bytes, Hold] = {}  # found, and not asked for yet
         own.setdefault("opener", str(config.parallel.data_parallel_index))
@@ -236,7 +238,8 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
         return [(key, self._chunks.pop(key)) for key in evicted]
 
     def clear(self) -> None:
-        from memlane import _native
+        with fork_waits:
+            from memlane import _native
 
         self._pool = _native.BlockPool(max(1, self.cache_capacity), "tuned")  # vLLM allows 0
         self._chunks.clear()
