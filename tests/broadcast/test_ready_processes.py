@@ -1,5 +1,6 @@
 """wait_until_ready: processes that come, are late, or die."""
 
+import errno
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from memlane import MessageQueue, ReaderDied, Unsupported, WriterDied
-from tests.support import PATIENCE, Aside, assert_in_time
+from tests.support import PATIENCE, Aside, Link, assert_in_time, start
 from tests.support.queues import (
     BOUND,
     refuses,
@@ -19,6 +20,7 @@ from tests.support.queues import (
     sweep,
 )
 from tests.support.remote_queues import remote_queue, remote_writer
+from tests.support.seccomp import refuse
 
 
 def test_waits_for_the_last_reader(method: str) -> None:
@@ -163,3 +165,34 @@ def test_what_is_no_process() -> None:
         for reader in readers:
             with refuses(Unsupported, match="only the writer"):
                 reader.wait_until_ready(processes=[1])
+
+
+ATTACHES = """
+import sys
+from memlane import Handle, MessageQueue
+with MessageQueue.create_from_handle(Handle.from_json(sys.argv[1]), 1) as reader:
+    assert list(reader) == []
+"""
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS], ids=errno.errorcode.get)
+def test_processes_where_pidfd_open_is_refused(error: int) -> None:
+    """As older container runtimes do, and kernels before 5.3."""
+
+    def child(_link: Link) -> None:
+        refuse("pidfd_open", error)
+        with MessageQueue(2, 2, None, 64, 2) as writer:
+            first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+            with ending_process(0.5) as process:
+                it_is_named(writer, process, process)
+            with refuses(ReaderDied, match=f"process {process.pid} died before"):  # reaped by now
+                writer.wait_until_ready(PATIENCE, processes=[process])
+            with subprocess.Popen(
+                [sys.executable, "-c", ATTACHES, writer.export_handle(1).to_json()]
+            ) as second:
+                writer.wait_until_ready(PATIENCE, processes=[second])
+                writer.close()
+            assert second.returncode == 0
+            first.close()
+
+    start(child).result()

@@ -16,6 +16,7 @@ _CALLS = {
     "io_uring_enter": 426,
     "io_uring_register": 427,
     "futex_waitv": 449,
+    "pidfd_open": 434,
     "clone3": 435,
 }
 

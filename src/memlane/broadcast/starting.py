@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import integer_from
 from memlane._base.descriptors import beyond_standard_streams
+from memlane._base.processes import status
 from memlane.errors import InvalidArgument, InvalidType, ReaderDied, system_fault
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _LARGEST_PID = 2**31 - 1
 
 class Starting:
     """The `watch` of a wait until all have attached, whose `is_set` it calls.
+
+    A pidfd tells that a process has ended. Where pidfd_open is refused (Linux below 5.3, and older
+    container runtimes) each `is_set`, ten a second, looks at /proc instead.
 
     Args:
         attached: returns the pids, of this pid namespace, of all that have ever attached; the
@@ -33,13 +37,14 @@ class Starting:
         self._stack = ExitStack()
         self._pollers = [select.poll()]
         self._watched: dict[int, int] = {}  # pids by descriptor
+        self._looked_at: dict[int, int] = {}  # start times by pid, of those without one
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             for pid in self._pids:
                 descriptor = _opened(pid)
                 if descriptor is None:
-                    self._ended(pid)
+                    self._look_at(pid)
                     continue
                 stack.callback(os.close, descriptor)
                 self._pollers[0].register(descriptor, select.POLLIN)
@@ -63,7 +68,19 @@ class Starting:
             del self._watched[descriptor]
             for poller in self._pollers:
                 poller.unregister(descriptor)
+        for pid, started in list(self._looked_at.items()):
+            if status(pid) in (("unknown", None), ("running", started), ("stopped", started)):
+                continue
+            self._ended(pid)
+            del self._looked_at[pid]
         return False
+
+    def _look_at(self, pid: int) -> None:
+        state, started = status(pid)
+        if state == "dead":
+            self._ended(pid)
+        elif started is not None:  # else /proc does not show it: the timeout alone ends the wait
+            self._looked_at[pid] = started
 
     def _ended(self, pid: int) -> None:
         if pid not in self._attached():
@@ -83,10 +100,14 @@ def _pid_of(process: Any) -> int:
 
 
 def _opened(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None if it is gone already."""
+    """Opens a descriptor that is readable once the process has ended.
+
+    Returns:
+        None if the process is gone already, or if this system refuses pidfd_open.
+    """
     try:
         return beyond_standard_streams(os.pidfd_open(pid))
-    except ProcessLookupError:
-        return None
     except OSError as error:
+        if error.errno in (errno.ESRCH, errno.ENOSYS, errno.EPERM):
+            return None
         raise system_fault(error.errno or errno.EINVAL, f"cannot watch process {pid}") from None
