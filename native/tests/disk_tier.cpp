@@ -93,18 +93,17 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
     std::vector<bool> is_busy(kRows);
     const auto report = [&] {
         tier.collect();
-        const std::uint64_t batch = tier.next_batch();
-        if (draw() % 4 == 0) {  // as if it had been interrupted
-            tier.hand_out(batch);
-            tier.put_back(batch);
-        }
-        for (const auto& done : tier.hand_out(batch)) {
-            const Call& call = calls.at(done.ticket);
+        while (auto done = tier.take_done()) {
+            if (draw() % 4 == 0) {  // as if it had been interrupted
+                tier.put_back(*std::move(done));
+                continue;
+            }
+            const Call& call = calls.at(done->ticket);
             for (std::size_t at = 0; at < call.numbers.size(); ++at) {
-                if (done.ok[at] && !call.is_store) CHECK(is_filled(row_at(call.rows[at]), call.numbers[at]));
+                if (done->ok[at] && !call.is_store) CHECK(is_filled(row_at(call.rows[at]), call.numbers[at]));
                 is_busy[call.rows[at]] = false;
             }
-            calls.erase(done.ticket);
+            calls.erase(done->ticket);
         }
     };
     for (int step = 0; step < 400; ++step) {

@@ -9,9 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -159,18 +160,15 @@ public:
     }
     bool has_done() const noexcept { return !done_.empty(); }
 
-    // What is to report is handed out under a number, and kept until the caller says that it has it, or wants it back in line:
-    // it may be interrupted meanwhile.
-    std::uint64_t next_batch() noexcept { return ++batch_; }
-    const std::vector<Done>& hand_out(std::uint64_t batch) { return handed_out_[batch] = std::exchange(done_, {}); }
-    void has_arrived(std::uint64_t batch) { handed_out_.erase(batch); }
-    void put_back(std::uint64_t batch) {
-        auto found = handed_out_.extract(batch);
-        if (found.empty()) return;
-        std::vector<Done>& again = found.mapped();
-        again.insert(again.end(), std::make_move_iterator(done_.begin()), std::make_move_iterator(done_.end()));
-        done_ = std::move(again);
+    // The next report; nullopt: there is none.
+    std::optional<Done> take_done() {
+        if (done_.empty()) return std::nullopt;
+        std::optional<Done> first(std::move(done_.front()));
+        done_.pop_front();
+        return first;
     }
+    // One that was taken and has not reached the caller.
+    void put_back(Done done) { done_.push_front(std::move(done)); }
     bool is_idle() const noexcept { return jobs_.empty(); }
 
     // The system has been at some block for a second since it was reported as late.
@@ -416,9 +414,7 @@ private:
     std::unordered_map<Block, Evicted> evicted_;  // until something was stored in their slots
     std::multimap<os::Nanoseconds, std::shared_ptr<Job>> following_;  // that wait for earlier calls, by deadline
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
-    std::vector<Done> done_;
-    std::map<std::uint64_t, std::vector<Done>> handed_out_;
-    std::uint64_t batch_ = 0;
+    std::deque<Done> done_;
     DiskCounts counts_;
     Ticket last_ = 0;
     bool has_forgotten_ = false;  // ever

@@ -1,4 +1,5 @@
-// Replies of a Redis server (RESP2): one bulk string each, read into the memory that its caller has for it.
+// Replies of a Redis server (RESP2) to commands about blocks: bulk strings, which are read into the memory that the caller has for
+// them, integers and OK. Whatever else is asked of a server is redis-py's to read.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +20,9 @@
 
 namespace memlane::tiers {
 
-struct BulkReply {
-    std::int64_t size = -1;  // -1: there is no value. One of another size than its memory is not in the memory.
+struct Reply {
+    // A bulk string's size, or -1: there is no value. One of another size than its memory is not in the memory. An integer. 0: OK.
+    std::int64_t number = -1;
     std::optional<std::string> refusal;  // the server's
 };
 
@@ -29,33 +31,36 @@ public:
     // The connection's fault, after which it is of no use.
     enum class Fault : std::uint8_t { kNone, kLate, kClosed, kSystem, kNonsense };
 
-    // `left` are bytes that were read before, and not looked at.
-    RespReader(int socket, std::string_view left, os::Deadline deadline) : socket_(socket), deadline_(deadline) {
-        held_ = std::min(left.size(), scratch_.size());
-        std::memcpy(scratch_.data(), left.data(), held_);
-    }
+    RespReader(int socket, os::Deadline deadline) : socket_(socket), deadline_(deadline) {}
 
-    // False: there is a fault, and `reply` has nothing.
-    bool read(std::span<std::byte> into, BulkReply& reply) {
+    // A reply that begins with one of these characters: '$', ':' or '+'. False: there is a fault, and `reply` has nothing.
+    bool read(std::string_view kinds, std::span<std::byte> into, Reply& reply) {
         std::string line;
         if (!read_line(line)) return false;
         if (line.starts_with('-')) {
             reply.refusal = line.substr(1);
             return true;
         }
-        const char* const end = line.data() + line.size();
-        const bool is_number =
-            line.starts_with('$') && std::from_chars(line.data() + 1, end, reply.size) == std::from_chars_result{end, {}};
-        if (!is_number || reply.size < -1) {
-            nonsense_ = line;
-            return fail(Fault::kNonsense);
+        const char kind = line.empty() ? '\0' : line.front();
+        if (kinds.find(kind) == std::string_view::npos) return refuse(line);
+        if (kind == '+') {
+            reply.number = 0;
+            return line == "+OK" || refuse(line);
         }
-        if (reply.size == -1) return true;
-        const auto size = static_cast<std::uint64_t>(reply.size);
+        const char* const end = line.data() + line.size();
+        if (std::from_chars(line.data() + 1, end, reply.number) != std::from_chars_result{end, {}}) return refuse(line);
+        if (kind == ':' || reply.number == -1) return true;
+        if (reply.number < -1) return refuse(line);
+        const auto size = static_cast<std::uint64_t>(reply.number);
         return (size == into.size() ? read_into(into) : skip(size)) && skip(2);
     }
 
-    std::string_view left() const noexcept { return {scratch_.data() + at_, held_ - at_}; }
+    // After the last reply: nothing may come behind it that nobody has asked for.
+    bool end() {
+        if (at_ == held_) return true;
+        return refuse({scratch_.data() + at_, held_ - at_});
+    }
+
     Fault fault() const noexcept { return fault_; }
     int error() const noexcept { return error_; }
     const std::string& nonsense() const noexcept { return nonsense_; }
@@ -66,6 +71,11 @@ private:
     bool fail(Fault fault) noexcept {
         fault_ = fault;
         return false;
+    }
+
+    bool refuse(std::string_view line) {
+        nonsense_ = line.substr(0, 40);
+        return fail(Fault::kNonsense);
     }
 
     // At least one byte; what does not fit `into` is held. Nothing is held before.
@@ -86,13 +96,10 @@ private:
 
     bool read_line(std::string& line) {
         for (;;) {
-            const std::string_view held = left();
+            const std::string_view held(scratch_.data() + at_, held_ - at_);
             const std::size_t end = held.find('\n');
             line += held.substr(0, end);
-            if (line.size() > kLongestLine) {
-                nonsense_ = line.substr(0, 40);
-                return fail(Fault::kNonsense);
-            }
+            if (line.size() > kLongestLine) return refuse(line);
             if (end != std::string_view::npos) {
                 at_ += end + 1;
                 if (line.ends_with('\r')) line.pop_back();

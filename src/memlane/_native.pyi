@@ -991,8 +991,8 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     CRC-32C, as the tiers compute it, of the bytes after those that gave `crc`.
     """
 
-class DiskHold:
-    """Blocks that are not evicted; `memlane.tiers.Hold`."""
+class PinnedSlots:
+    """Blocks that are not evicted; `memlane.tiers.TierPin`."""
 
     def release(self) -> None: ...
 
@@ -1018,8 +1018,8 @@ class DiskTier:
 
     def facts(self) -> dict[str, Any]: ...
     def has(self, keys: object) -> list[bool]: ...
-    def hold(self, keys: object) -> tuple[DiskHold, list[bool]]:
-        """(what holds them, whether each is there)"""
+    def hold(self, keys: object) -> tuple[PinnedSlots, list[bool]]:
+        """(what pins them, whether each is there)"""
 
     def store(self, keys: object, rows: bytes, timeout: object) -> int: ...
     def load(self, keys: object, rows: bytes, timeout: object) -> int: ...
@@ -1031,16 +1031,11 @@ class DiskTier:
     def collect(self, wakes: bool) -> bool:
         """Takes in what the threads have done; whether nothing is under way."""
 
-    def poll(self, batch: int) -> list[tuple[int, bytes, int, int, int, float]]:
-        """(ticket, a bool for each key, kind of fault, errno, bytes, seconds)"""
+    def poll(self, reports: object, make: object) -> None:
+        """Appends what `make` returns for each report to `reports.waiting`."""
 
-    def begin_poll(self, arrived: Sequence[int], back: Sequence[int]) -> int:
-        """
-        The number of a batch; those that have reached the caller are dropped, others put back.
-        """
-
-    def put_back(self, batch: int) -> None:
-        """Its reports are to be polled again."""
+    def wake(self) -> None:
+        """Makes the descriptor readable until the next poll."""
 
     def alerts(self) -> tuple[int, int, int]:
         """
@@ -1055,11 +1050,11 @@ class DiskTier:
     def close(self) -> bool:
         """Whether nothing was under way."""
 
-def read_bulk(
-    socket: int, seconds: float, left: bytes, into: Sequence[object]
-) -> tuple[list[object], bytes, str, int, bytes]:
+def read_replies(
+    socket: int, seconds: float, kinds: str, into: Sequence[object]
+) -> tuple[list[object], str, int, bytes]:
     """
-    Reads a bulk string for each buffer: sizes, -1 or refusals; bytes behind; fault, errno, line.
+    Reads a reply for each buffer or None: numbers or refusals; fault, errno, line.
     """
 
 def place_blocks(

@@ -225,7 +225,7 @@ def test_a_disk_without_space(place: Path, disk: Path) -> None:
         os.posix_fallocate(other.fileno(), 0, 24 << 20)
     with engine(place, "0.32", 3, tier=on(disk / "kv", policy="lru")) as running:
         before = running.answers(1)
-        assert running.output.count("has space for") == 1
+        assert running.output.count("has room for") == 1
         data = disk / "kv/0.data"
         run(
             "fallocate", "--punch-hole", "--offset", "0", "--length", f"{data.stat().st_size}", data
@@ -283,7 +283,7 @@ def test_a_redis_server_that_engines_share(place: Path, release: str) -> None:
             assert time.monotonic() - began < 60
             server.start()
             *rounds, last = second.answers()
-            assert "is left out until it answers" in second.output
+            assert "it is skipped until it does" in second.output
     assert [each["tokens"] for each in rounds] == [expected] * 3
     assert last["metrics"]["vllm:memlane_redis_tier_loaded"] > 0
     assert last["metrics"]["vllm:memlane_redis_tier_corrupt"] == 0

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
+from memlane._base.deadline import Deadline
 from tests.support.leaks import LASTING, children_of
 from tests.support.servers import Server, free_port
 
@@ -57,7 +57,7 @@ class MooncakeMaster(Server):
 CLIENT = """
 import sys
 import numpy as np
-from memlane.tiers.mooncake import MooncakeTier
+from memlane.tiers.remote.mooncake import MooncakeTier
 with MooncakeTier(sys.argv[1], np.zeros((1, 8), np.uint8), segment=sys.argv[2], timeout=20):
     print("ready", flush=True)
     sys.stdin.read()
@@ -104,7 +104,7 @@ class Store:
     """What is in one, seen without a tier."""
 
     def __init__(self, master: MooncakeMaster) -> None:
-        from memlane.tiers import mooncake
+        from memlane.tiers.remote import mooncake
 
         settings = {
             "master": master.address,
@@ -116,21 +116,21 @@ class Store:
             "device": "",
         }
         self._client = mooncake._Client(settings, 20.0, None)
-        self._connection = mooncake._Connection(self._client, time.monotonic() + 20)
+        self._connection = mooncake._Connection(self._client, Deadline(20))
 
     def has(self, name: bytes) -> bool:
-        return self._connection.ask([name], 20)[0]
+        return self._connection.ask([name], Deadline(20))[0]
 
     def read(self, name: bytes, size: int) -> bytes:
         into = memoryview(bytearray(size))
-        found = self._connection.load([name], [into], 20)
+        found = self._connection.get([name], [into], Deadline(20))
         assert found == [size]
         return bytes(into)
 
     def write(self, name: bytes, value: bytes) -> None:
         """Whatever there was."""
-        self._connection.forget([name], 20)
-        done = self._connection.store([name], [(value[:8], memoryview(value[8:]))], 20)
+        self._connection.remove([name], Deadline(20))
+        done = self._connection.put([name], [(value[:8], memoryview(value[8:]))], Deadline(20))
         assert done == [None]
 
     def __enter__(self) -> Self:

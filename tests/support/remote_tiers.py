@@ -3,7 +3,8 @@
 
 import gc
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from memlane import Closed
+from memlane._base.deadline import Deadline
 from memlane.tiers.conformance import content, key, wait_for
-from memlane.tiers.remote import RemoteTier
+from memlane.tiers.remote.tier import RemoteTier
+from memlane.tiers.remote.transport import Refusal, Transport
 from memlane.tiers.tier import Done
 from tests.support import until
 
@@ -97,3 +100,67 @@ def drop_without_close(
 
     until(has_ended, "its threads have ended")
     memory.extend(b"x")
+
+
+class MemoryTransport(Transport):
+    """A connection to a server that is a dictionary.
+
+    Attributes:
+        values: the server's; connections share it.
+        pause: seconds that each call takes.
+    """
+
+    pause = 0.0
+
+    def __init__(self, values: dict[bytes, bytes]) -> None:
+        self.values = values
+
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
+        time.sleep(self.pause)
+        return [name in self.values for name in names]
+
+    def put(
+        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], deadline: Deadline
+    ) -> list[Refusal | None]:
+        time.sleep(self.pause)
+        for name, (header, row) in zip(names, values, strict=True):
+            self.values.setdefault(name, header + bytes(row))
+        return [None] * len(names)
+
+    def get(
+        self, names: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
+    ) -> list[int | Refusal]:
+        time.sleep(self.pause)
+        found: list[int | Refusal] = []
+        for name, memory in zip(names, into, strict=True):
+            value = self.values.get(name)
+            found.append(-1 if value is None else len(value))
+            if value is not None and len(value) == memory.nbytes:
+                memory[:] = value
+        return found
+
+    def remove(self, names: Sequence[bytes], deadline: Deadline) -> None:
+        for name in names:
+            self.values.pop(name, None)
+
+    def clear(self, prefix: bytes, deadline: Deadline) -> None:
+        for name in [*self.values]:
+            if name.startswith(prefix):
+                del self.values[name]
+
+    def close(self) -> None:
+        pass
+
+
+def tier_in_memory(
+    rows: Any, made: Callable[[dict[bytes, bytes]], Transport] = MemoryTransport, **options: Any
+) -> RemoteTier:
+    """A remote tier on a server of its own."""
+    values: dict[bytes, bytes] = {}
+
+    def connect(_: Deadline) -> Transport:
+        return made(values)
+
+    settings: dict[str, Any] = {"prefix": b"test:", "namespace": b"", "timeout": 5.0}
+    options = settings | {"connections": 2} | options
+    return RemoteTier(rows, connect, connect, **options)

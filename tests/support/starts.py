@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 from memlane import MessageQueue, SharedOffloadRegion, ShmRingBuffer
-from memlane._native import read_bulk, sweep_dead_segments
+from memlane._native import read_replies, sweep_dead_segments
 from memlane.errors import system_fault
 from memlane.groups import TcpGroup
 from memlane.tiers import DiskTier, disk
@@ -365,7 +365,7 @@ def values_of_a_server(failing: Failing) -> None:
     with ours, theirs, failing("read"):
         theirs.sendall(b"$4\r\n1234\r\n")
         memory = bytearray(4)
-        _, _, fault, number, _ = read_bulk(ours.fileno(), 5.0, b"", [memory])
+        _, fault, number, _ = read_replies(ours.fileno(), 5.0, "$", [memory])
         if fault == "system":
             raise system_fault(number, "cannot read a value")
         assert memory == b"1234"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane.tiers import DiskTier, Done, Hold
+from memlane.tiers import DiskTier, Done, TierPin
 from memlane.tiers.conformance import TierConformance
 from tests.support.disk_tiers import capacity_of
 
@@ -56,7 +56,7 @@ class Claims(DiskTier):
 
 
 class HoldsNothing(DiskTier):
-    def hold(self, keys: Sequence[bytes]) -> Hold:
+    def hold(self, keys: Sequence[bytes]) -> TierPin:
         held = super().hold(keys)
         held.release()
         return held

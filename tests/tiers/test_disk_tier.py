@@ -27,7 +27,7 @@ from memlane import (
 )
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
-from memlane.tiers.disk import capacity_in_bytes
+from memlane.tiers.tier import capacity_in_bytes
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 from tests.support.seccomp import has_io_uring
 
@@ -188,7 +188,7 @@ def test_rows_of_another_size(folder: Path, rows: Any, caplog: pytest.LogCapture
     """It begins empty, and says so."""
     with tier_on(folder, np.zeros((2, 2 * ROW), np.uint8), capacity=10) as tier:
         assert there(tier) == []
-    assert "had rows of 4096 bytes, not 8192; it begins empty" in caplog.text
+    assert "was written with rows of 4096 bytes, now 8192: its blocks are dropped" in caplog.text
 
 
 def test_other_namespaces_go_first(folder: Path, rows: Any) -> None:

@@ -25,7 +25,7 @@ from memlane import (
     Unsupported,
 )
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
-from memlane.tiers.mooncake import MooncakeTier
+from memlane.tiers.remote.mooncake import MooncakeTier
 from memlane.tiers.tier import Done, Namespace
 from tests.support import children_of, until
 from tests.support.mooncake_servers import (
@@ -61,7 +61,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeMaster]:
     """Of the test alone. Clients are killed when their tier is closed: Mooncake takes its time."""
-    monkeypatch.setattr("memlane.tiers.mooncake._ENDING", 0.1)
+    monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 0.1)
     with MooncakeMaster(tmp_path / "log") as master:
         yield master
 
@@ -232,7 +232,7 @@ def test_a_full_store(own: MooncakeMaster) -> None:
 
 def test_a_segment_goes_with_its_tier(own: MooncakeMaster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are misses then, at once."""
-    monkeypatch.setattr("memlane.tiers.mooncake._ENDING", 10)
+    monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 10)
     rows = rows_of(2)
     with MooncakeTier(own.address, rows) as other:
         with MooncakeTier(own.address, rows, segment="16MiB") as tier:
@@ -299,7 +299,7 @@ OTHER = """
 import sys
 import numpy as np
 from memlane.tiers.conformance import content, key, wait_for
-from memlane.tiers.mooncake import MooncakeTier
+from memlane.tiers.remote.mooncake import MooncakeTier
 rows = np.zeros((8, 4096), np.uint8)
 with MooncakeTier(sys.argv[1], rows, namespace=sys.argv[2]) as tier:
     for line in sys.stdin:
@@ -390,13 +390,13 @@ def test_a_master_that_is_stopped(own: MooncakeMaster, caplog: pytest.LogCapture
         assert (rows[:3] == 7).all()
         np.testing.assert_array_equal(rows[3], content(3, ROW))
         assert not tier.statistics().stalled
-        lines = [record.message for record in caplog.records if "left out" in record.message]
+        lines = [record.message for record in caplog.records if "is skipped" in record.message]
         assert len(lines) == 1
 
 
 def test_closing_without_a_master(own: MooncakeMaster, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bounded time, also with memory that cannot be given back."""
-    monkeypatch.setattr("memlane.tiers.mooncake._ENDING", 0.5)
+    monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 0.5)
     tier = MooncakeTier(own.address, rows_of(2), segment="16MiB", timeout=1)
     assert store(tier, 0).ok.all()
     own.stop()
@@ -581,7 +581,7 @@ def test_the_end_of_the_interpreter(own: MooncakeMaster, ending: str) -> None:
     code = f"""
 import os, sys, time
 import numpy as np
-from memlane.tiers.mooncake import MooncakeTier
+from memlane.tiers.remote.mooncake import MooncakeTier
 rows = np.zeros((2, 4096), np.uint8)
 tier = MooncakeTier({own.address!r}, rows, timeout=float("inf"), segment="16MiB")
 tier.store([b"a"], [0])
@@ -660,7 +660,7 @@ def test_blocks_that_were_not_read_can_be_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: a store of new ones does not fail for those of a moment ago."""
-    monkeypatch.setattr("memlane.tiers.mooncake._ENDING", 0.1)
+    monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 0.1)
     with MooncakeMaster(tmp_path / "log", "-default_kv_lease_ttl=60000") as master:
         rows = rows_of(32, 1 << 18)
         with MooncakeTier(master.address, rows, segment="16MiB", timeout=20) as tier:

@@ -38,7 +38,7 @@ from tests.support.remote_tiers import (
 from tests.support.servers import free_port
 
 pytest.importorskip("obstore")
-from memlane.tiers.objects import ObjectTier
+from memlane.tiers.remote.objects import ObjectTier
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 
@@ -328,7 +328,7 @@ def test_what_a_lifecycle_rule_removes(place: Place, monkeypatch: pytest.MonkeyP
     with place.tier(rows_of(2)) as tier:
         assert store(tier, 0, 1).ok.all()
         place.bucket.remove(*place.bucket.names())
-        monkeypatch.setattr("memlane.tiers.objects._FULL", 0.0)
+        monkeypatch.setattr("memlane.tiers.remote.objects._FULL", 0.0)
         time.sleep(1.1)  # as long as an answer is believed, and between two lists
         tier.has([key(9)])
         assert tier.drain()
@@ -354,8 +354,8 @@ def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with ObjectTier(url, rows_of(1, 16)) as tier:
         assert known(tier) == 6000
-    monkeypatch.setattr("memlane.tiers.objects._FIRST", 0.0)
-    monkeypatch.setattr("memlane.tiers.objects._SLICE", 0.0)
+    monkeypatch.setattr("memlane.tiers.remote.objects._FIRST", 0.0)
+    monkeypatch.setattr("memlane.tiers.remote.objects._SLICE", 0.0)
     with ObjectTier(url, rows_of(1, 16), timeout=9) as tier:
         assert known(tier) == 4000  # a page by the constructor, and one by the question
         time.sleep(1.1)  # as long as an answer is believed
@@ -394,7 +394,7 @@ def test_a_server_that_is_stopped(own: Place, caplog: pytest.LogCaptureFixture) 
         assert (rows[:3] == 7).all()
         np.testing.assert_array_equal(rows[3], content(3, ROW))
         assert not tier.statistics().stalled
-        lines = [record.message for record in caplog.records if "left out" in record.message]
+        lines = [record.message for record in caplog.records if "is skipped" in record.message]
         assert len(lines) == 1
 
 
@@ -691,7 +691,7 @@ def test_the_end_of_the_interpreter(own: Place, is_stopped: bool) -> None:
     code = f"""
 import os, threading
 import numpy as np
-from memlane.tiers.objects import ObjectTier
+from memlane.tiers.remote.objects import ObjectTier
 rows = np.zeros((200, 65536), np.uint8)
 tier = ObjectTier({own.url!r}, rows, timeout=float("inf"), **{own.server.options!r})
 tier.store([b"a"], [0])

@@ -31,7 +31,7 @@ from tests.support.remote_tiers import (
 )
 
 pytest.importorskip("redis")
-from memlane.tiers.redis import RedisTier
+from memlane.tiers.remote.redis import RedisTier
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 
@@ -205,7 +205,7 @@ def test_a_server_that_is_stopped(server: RedisServer, caplog: pytest.LogCapture
         assert (rows[:3] == 7).all()
         np.testing.assert_array_equal(rows[3], content(3, ROW))
         assert not tier.statistics().stalled
-        lines = [record.message for record in caplog.records if "left out" in record.message]
+        lines = [record.message for record in caplog.records if "is skipped" in record.message]
         assert len(lines) == 1
 
 
@@ -338,10 +338,11 @@ def test_a_server_that_is_none(answers: tuple[bytes, ...]) -> None:
 def test_a_server_that_floods() -> None:
     """A value without an end, as fast as it can be read, ends at the deadline all the same."""
     ours, theirs = socket.socketpair()
+    theirs.sendall(b"$99999999999\r\n")
     flood = subprocess.Popen(["cat", "/dev/zero"], stdout=theirs, stderr=subprocess.DEVNULL)
     try:
         begun = time.monotonic()
-        fault = _native.read_bulk(ours.fileno(), 0.3, b"$99999999999\r\n", [bytearray(ROW)])[2]
+        fault = _native.read_replies(ours.fileno(), 0.3, "$", [bytearray(ROW)])[1]
         assert fault == "late"
         assert time.monotonic() - begun < 2
     finally:
@@ -352,18 +353,37 @@ def test_a_server_that_floods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
-    [(b"-\r\n", [b""]), (b"-ERR no\r\n", [b"ERR no"]), (b"$-1\r\n", [-1]), (b"$-5\r\n", None)],
+    ("kinds", "reply", "found"),
+    [
+        ("$", b"-\r\n", [b""]),
+        ("$", b"-ERR no\r\n", [b"ERR no"]),
+        ("$", b"$-1\r\n", [-1]),
+        ("$", b"$-5\r\n", None),
+        ("$", b":5\r\n", None),
+        (":", b":5\r\n", [5]),
+        ("+$", b"+OK\r\n", [0]),
+        ("+$", b"+QUEUED\r\n", None),
+        ("+$", b"$-1\r\n", [-1]),
+    ],
 )
-def test_replies(reply: bytes, found: list[object] | None) -> None:
+def test_replies(kinds: str, reply: bytes, found: list[object] | None) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(reply)
-        seen, left, fault, _, line = _native.read_bulk(ours.fileno(), 5, b"", [bytearray(16)])
+        seen, fault, _, line = _native.read_replies(ours.fileno(), 5, kinds, [bytearray(16)])
         if found is None:
             assert (fault, line) == ("nonsense", reply.strip())
         else:
-            assert (seen, left, fault) == (found, b"", "none")
+            assert (seen, fault) == (found, "none")
+
+
+def test_a_reply_that_nobody_has_asked_for_is_nonsense() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"$2\r\nab\r\n$-1\r\n")
+        memory = bytearray(2)
+        assert _native.read_replies(ours.fileno(), 5, "$", [memory])[1] == "nonsense"
+        assert memory == b"ab"
 
 
 def test_a_question_that_is_refused(server: RedisServer) -> None:
@@ -417,7 +437,7 @@ def test_nobody_there(tmp_path: Path) -> None:
 def test_bad_arguments(server: RedisServer) -> None:
     rows = rows_of(1)
     for url in ("http://x", "", "redis://127.0.0.1:port"):
-        with pytest.raises(InvalidArgument, match="url is none"):
+        with pytest.raises(InvalidArgument, match="does not accept this url"):
             RedisTier(url, rows)
     with pytest.raises(InvalidType):
         RedisTier(7, rows)  # type: ignore[arg-type]
@@ -484,7 +504,7 @@ def test_the_end_of_the_interpreter(server: RedisServer) -> None:
     code = f"""
 import os
 import numpy as np
-from memlane.tiers.redis import RedisTier
+from memlane.tiers.remote.redis import RedisTier
 tier = RedisTier({server.url!r}, np.zeros((2, 4096), np.uint8), timeout=float("inf"))
 tier.store([b"a"], [0])
 tier.drain()

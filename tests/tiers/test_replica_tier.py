@@ -45,8 +45,8 @@ def found(tier: ReplicaTier, rows: Rows, *numbers: int) -> list[int]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks for what is new whenever it is asked."""
-    monkeypatch.setattr("memlane.tiers.replicas._EVERY", 0.0)
-    monkeypatch.setattr("memlane.tiers.replicas._SHARE", 0)
+    monkeypatch.setattr("memlane.tiers.remote.replicas._EVERY", 0.0)
+    monkeypatch.setattr("memlane.tiers.remote.replicas._SHARE", 0)
 
 
 @pytest.mark.parametrize("row_bytes", [ROW, 10_000])
@@ -224,7 +224,7 @@ def test_a_pair_that_cannot_be_read_for_a_while(
     tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Is tried again; the others serve."""
-    monkeypatch.setattr("memlane.tiers.replicas._RETRIED", 0.1)
+    monkeypatch.setattr("memlane.tiers.remote.replicas._RETRIED", 0.1)
     rows = np.zeros((4, ROW), np.uint8)
     with (
         tier_on(tmp_path, rows, 8, opener="a") as first,
@@ -241,7 +241,7 @@ def test_a_pair_that_cannot_be_read_for_a_while(
                     raise OSError(24, "too many open files")
                 return opened(path, *arguments)
 
-            patch.setattr("memlane.tiers.replicas.os.open", fail)
+            patch.setattr("memlane.tiers.remote.replicas.os.open", fail)
             assert found(others, rows, 1, 2) == [2]
         until(lambda: found(others, rows, 1, 2) == [1, 2], "read again")
 
@@ -250,7 +250,7 @@ def test_what_was_cleared_stays_so_after_an_error(
     tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pair that cannot be read for a while is opened again; what was forgotten is not found."""
-    monkeypatch.setattr("memlane.tiers.replicas._RETRIED", 0.0)
+    monkeypatch.setattr("memlane.tiers.remote.replicas._RETRIED", 0.0)
     rows = np.zeros((4, ROW), np.uint8)
     with tier_on(tmp_path, rows, 8) as tier, ReplicaTier(tmp_path, rows, own="9") as others:
         store(tier, rows, 1, 2)
@@ -262,7 +262,7 @@ def test_what_was_cleared_stays_so_after_an_error(
             raise OSError(5, "an error")
 
         with monkeypatch.context() as patch:
-            patch.setattr("memlane.tiers.replicas.os.stat", fail)
+            patch.setattr("memlane.tiers.remote.replicas.os.stat", fail)
             assert found(others, rows, 1, 2) == []
         assert found(others, rows, 1, 2) == []
         store(tier, rows, 3)

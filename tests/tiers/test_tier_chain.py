@@ -28,11 +28,11 @@ from memlane import (
     WrongProcess,
 )
 from memlane.tiers import BlockPool, DiskTier
-from memlane.tiers._waiting import Outage
 from memlane.tiers.chain import TierChain
 from memlane.tiers.conformance import content, key
 from memlane.tiers.pool import PolicyName
 from memlane.tiers.tier import CHANGED, Done
+from memlane.tiers.waiting import Outage
 from tests.support import until
 from tests.support.lying_tiers import MemoryTier
 from tests.support.redis_servers import REFUSAL, RedisServer
@@ -130,7 +130,7 @@ def test_behind_a_pool_there_is_a_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
     """What the disk has no room for comes from the server; without the server, from the disk."""
-    redis_tier = pytest.importorskip("memlane.tiers.redis").RedisTier
+    redis_tier = pytest.importorskip("memlane.tiers.remote.redis").RedisTier
     pytest.importorskip("redis")
     rows = np.zeros((16, ROW), np.uint8)
     pool = BlockPool(16, "lru")
@@ -162,7 +162,7 @@ def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) 
                 is_there = disk.has([key(number)]) == [True]
                 assert one.find(number) == 1 or not is_there
             assert chain.statistics().tiers[0].loaded > from_disk
-            assert len([line for line in warnings() if "left out" in line]) == 1
+            assert len([line for line in warnings() if "is skipped" in line]) == 1
             server.start()
             until(lambda: one.find(900) == 0 and not poll_of(chain).tiers[1].is_left_out, "back")
     finally:
@@ -401,8 +401,8 @@ def test_a_tier_that_fails(call: str, warnings: Callable[[], list[str]]) -> None
         assert one.find(50) == 1
         assert one.find(3) == 1
         assert one.chain.statistics().tiers[0].is_left_out
-        assert [line for line in warnings() if "left out" in line] == [
-            "MemoryTier of a tier chain has failed, and is left out for a while: "
+        assert [line for line in warnings() if "is skipped" in line] == [
+            "tier MemoryTier failed and is skipped for a while: "
             + ("it fails" if call == "reports" else "it is broken")
         ]
         bad.raises.clear()

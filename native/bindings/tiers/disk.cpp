@@ -59,7 +59,14 @@ struct OpenTier {
     tiers::DiskIo io;
     tiers::DiskTier tier;
     tiers::ShownFacts shown;
+    bool has_waiting = false;  // reports that `poll` has handed to Python, whose caller has not got them
 };
+
+nb::bytes flags(const std::vector<bool>& ok) {
+    std::string made;
+    for (const bool is_ok : ok) made += static_cast<char>(is_ok);
+    return nb::bytes(made.data(), made.size());
+}
 
 class DiskObject {
 public:
@@ -118,12 +125,37 @@ public:
                 OpenTier& opened;
                 bool wakes;
                 ~Wake() {
-                    if (wakes && opened.tier.has_done()) opened.io.work().wake();
+                    if (wakes && (opened.tier.has_done() || opened.has_waiting)) opened.io.work().wake();
                     opened.publish();
                 }
             } wake{opened, wakes};
             return work(opened.tier);
         });
+    }
+
+    // Moves what is done to the list `waiting` of an object. A report that cannot be made, because a signal's handler raises,
+    // stays; meanwhile other calls may take the others.
+    void poll(nb::handle reports, nb::handle make) const {
+        const std::shared_ptr<OpenTier> kept = (static_cast<void>(open()), open_);
+        call([](tiers::DiskTier& tier) { tier.collect(); }, false);
+        kept->has_waiting = false;
+        while (std::optional<tiers::DiskTier::Done> done = kept->tier.take_done()) {
+            try {
+                const nb::object report = make(done->ticket, flags(done->ok), static_cast<int>(done->fault.kind),
+                                               done->fault.error, done->bytes, static_cast<double>(done->span) / 1e9);
+                nb::cast<nb::list>(reports.attr("waiting")).append(report);
+            } catch (...) {
+                kept->tier.put_back(*std::move(done));
+                throw;
+            }
+        }
+    }
+
+    // Makes the descriptor readable until the next poll.
+    void wake() const {
+        if (open_ == nullptr || !is_here()) return;
+        open_->has_waiting = true;
+        open_->io.work().wake();
     }
 
     // Whether a disk that did not answer does by now.
@@ -175,12 +207,12 @@ private:
 };
 
 // Blocks that are not evicted.
-class HoldObject {
+class PinnedSlots {
 public:
-    HoldObject(const std::shared_ptr<OpenTier>& tier, std::vector<tiers::Block> blocks)
+    PinnedSlots(const std::shared_ptr<OpenTier>& tier, std::vector<tiers::Block> blocks)
         : tier_(tier), blocks_(std::move(blocks)) {}
-    HoldObject(HoldObject&&) = default;
-    ~HoldObject() { release(); }
+    PinnedSlots(PinnedSlots&&) = default;
+    ~PinnedSlots() { release(); }
 
     void release() noexcept {
         if (generation_ != os::fork_generation().load()) return;
@@ -193,12 +225,6 @@ private:
     std::vector<tiers::Block> blocks_;
     std::uint64_t generation_ = os::fork_generation().load();
 };
-
-nb::bytes flags(const std::vector<bool>& ok) {
-    std::string made;
-    for (const bool is_ok : ok) made += static_cast<char>(is_ok);
-    return nb::bytes(made.data(), made.size());
-}
 
 nb::typed<nb::dict, nb::str, nb::any> facts_of(tiers::DiskIo& io) {
     const tiers::SlotFile& file = io.file();
@@ -267,8 +293,8 @@ void bind_disk(nb::module_& m) {
         "data"_a, "crc"_a = 0, nb::sig("def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int"),
         "CRC-32C, as the tiers compute it, of the bytes after those that gave `crc`.");
 
-    nb::class_<HoldObject>(m, "DiskHold", "Blocks that are not evicted; `memlane.tiers.Hold`.")
-        .def("release", &HoldObject::release);
+    nb::class_<PinnedSlots>(m, "PinnedSlots", "Blocks that are not evicted; `memlane.tiers.TierPin`.")
+        .def("release", &PinnedSlots::release);
 
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
@@ -304,13 +330,13 @@ void bind_disk(nb::module_& m) {
                 std::vector<tiers::Block> blocks = self.call([&](DiskTier& tier) { return tier.hold(asked.asked()); });
                 std::vector<bool> is_there(blocks.size());
                 for (std::size_t at = 0; at < blocks.size(); ++at) is_there[at] = blocks[at] != tiers::kNoBlock;
-                HoldObject hold(self.shared(), std::move(blocks));
+                PinnedSlots pinned(self.shared(), std::move(blocks));
                 nb::typed<nb::list, bool> there;
                 for (const bool is_one : is_there) there.append(is_one);
-                using Held = nb::typed<nb::tuple, HoldObject, nb::typed<nb::list, bool>>;
-                return Held(nb::make_tuple(std::move(hold), there));
+                using Found = nb::typed<nb::tuple, PinnedSlots, nb::typed<nb::list, bool>>;
+                return Found(nb::make_tuple(std::move(pinned), there));
             },
-            "keys"_a, "(what holds them, whether each is there)")
+            "keys"_a, "(what pins them, whether each is there)")
         .def(
             "store",
             [](const DiskObject& self, nb::handle keys, const nb::bytes& rows, nb::handle timeout) {
@@ -352,38 +378,9 @@ void bind_disk(nb::module_& m) {
                 return self.call(collect, wakes);
             },
             "wakes"_a, "Takes in what the threads have done; whether nothing is under way.")
-        .def(
-            "poll",
-            [](const DiskObject& self, std::uint64_t batch) {
-                const std::vector<DiskTier::Done> seen = self.call([&](DiskTier& tier) {
-                    tier.collect();
-                    return tier.hand_out(batch);
-                });
-                using Report = nb::typed<nb::tuple, int, nb::bytes, int, int, int, double>;
-                nb::typed<nb::list, Report> made;
-                for (const DiskTier::Done& done : seen)
-                    made.append(nb::make_tuple(done.ticket, flags(done.ok), static_cast<int>(done.fault.kind),
-                                               done.fault.error, done.bytes, static_cast<double>(done.span) / 1e9));
-                return made;
-            },
-            "batch"_a, "(ticket, a bool for each key, kind of fault, errno, bytes, seconds)")
-        .def(
-            "begin_poll",
-            [](const DiskObject& self, const std::vector<std::uint64_t>& arrived, const std::vector<std::uint64_t>& back) {
-                DiskTier& tier = self.open().tier;
-                for (const std::uint64_t batch : arrived) tier.has_arrived(batch);
-                for (const std::uint64_t batch : back) tier.put_back(batch);
-                return tier.next_batch();
-            },
-            "arrived"_a, "back"_a, "The number of a batch; those that have reached the caller are dropped, others put back.")
-        .def(
-            "put_back",
-            [](const DiskObject& self, std::uint64_t batch) {
-                OpenTier& opened = self.open();  // without the policy, in which another thread may be
-                opened.tier.put_back(batch);
-                if (opened.tier.has_done()) opened.io.work().wake();
-            },
-            "batch"_a, "Its reports are to be polled again.")
+        .def("poll", &DiskObject::poll, "reports"_a, "make"_a,
+             "Appends what `make` returns for each report to `reports.waiting`.")
+        .def("wake", &DiskObject::wake, "Makes the descriptor readable until the next poll.")
         .def(
             "alerts",
             [](const DiskObject& self) {

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -45,33 +46,31 @@ const char* name_of(tiers::RespReader::Fault fault) {
 void bind_remote_tiers(nb::module_& m) {
     using tiers::RespReader;
     m.def(
-        "read_bulk",
-        [](int socket, double seconds, nb::bytes left, const std::vector<nb::object>& into) {
-            std::vector<HeldBuffer> memory;
-            memory.reserve(into.size());
-            for (const nb::object& each : into) memory.emplace_back(each, PyBUF_WRITABLE);
-            RespReader reader(socket, {left.c_str(), left.size()},
-                              os::Deadline::after(static_cast<os::Nanoseconds>(seconds * 1e9)));
-            std::vector<tiers::BulkReply> replies(into.size());
+        "read_replies",
+        [](int socket, double seconds, const std::string& kinds, const std::vector<nb::object>& into) {
+            std::vector<std::optional<HeldBuffer>> memory(into.size());
+            for (std::size_t at = 0; at < into.size(); ++at)
+                if (!into[at].is_none()) memory[at].emplace(into[at], PyBUF_WRITABLE);
+            RespReader reader(socket, os::Deadline::after(static_cast<os::Nanoseconds>(seconds * 1e9)));
+            std::vector<tiers::Reply> replies(into.size());
             without_gil([&] {
                 for (std::size_t at = 0; at < into.size(); ++at)
-                    if (!reader.read(bytes_of(memory[at]), replies[at])) return;
+                    if (!reader.read(kinds, memory[at] ? bytes_of(*memory[at]) : std::span<std::byte>(), replies[at])) return;
+                static_cast<void>(reader.end());
             });
             nb::typed<nb::list, nb::object> found;
-            for (const tiers::BulkReply& reply : replies) {
+            for (const tiers::Reply& reply : replies) {
                 if (reply.refusal) {
                     found.append(nb::bytes(reply.refusal->data(), reply.refusal->size()));
                 } else {
-                    found.append(nb::int_(reply.size));
+                    found.append(nb::int_(reply.number));
                 }
             }
-            const std::string_view rest = reader.left();
             const std::string& line = reader.nonsense();
-            return std::tuple(found, nb::bytes(rest.data(), rest.size()), nb::str(name_of(reader.fault())), reader.error(),
-                              nb::bytes(line.data(), line.size()));
+            return std::tuple(found, nb::str(name_of(reader.fault())), reader.error(), nb::bytes(line.data(), line.size()));
         },
-        "socket"_a, "seconds"_a, "left"_a, "into"_a,
-        "Reads a bulk string for each buffer: sizes, -1 or refusals; bytes behind; fault, errno, line.");
+        "socket"_a, "seconds"_a, "kinds"_a, "into"_a,
+        "Reads a reply for each buffer or None: numbers or refusals; fault, errno, line.");
     m.def(
         "place_blocks",
         [](const std::vector<nb::object>& values, const std::vector<std::uint32_t>& crcs, nb::handle rows, std::size_t row_bytes,

@@ -1,33 +1,36 @@
-"""What stands behind a region that is full: which block has which key, and slower places."""
+"""Where blocks go that no longer fit a region, and which block has which key: names only."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memlane.tiers.chain import ChainStatistics, TierChain, TierUse
-from memlane.tiers.disk import DiskStatistics, DiskTier, Hold, Latency
+from memlane.tiers.disk import DiskStatistics, DiskTier, Latency
 from memlane.tiers.pool import BlockPool, Forecast, Pin, Policy, PoolStatistics, Reservation
-from memlane.tiers.remote import RemoteHold, RemoteStatistics
-from memlane.tiers.tier import Done, Held, Ticket, Tier
+from memlane.tiers.remote.tier import RemoteStatistics
+from memlane.tiers.tier import Done, Ticket, Tier, TierPin
 
 if TYPE_CHECKING:
-    from memlane.tiers.mooncake import MooncakeTier
-    from memlane.tiers.objects import ObjectTier
-    from memlane.tiers.redis import RedisTier
-    from memlane.tiers.replicas import ReplicaTier
+    from memlane.tiers.remote.mooncake import MooncakeTier
+    from memlane.tiers.remote.objects import ObjectTier
+    from memlane.tiers.remote.redis import RedisTier
+    from memlane.tiers.remote.replicas import ReplicaTier
 
-# They need extras, and bring modules that others do not want.
+# Imported when they are used: they need extras, and bring modules that others do not want.
 _REMOTE = {
     "MooncakeTier": "mooncake",
     "ObjectTier": "objects",
     "RedisTier": "redis",
     "ReplicaTier": "replicas",
 }
+_FORMER = ("Held", "Hold", "RemoteHold")  # names that `TierPin` had
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        return TierPin
     if name not in _REMOTE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_REMOTE[name]}"), name)
+    return getattr(import_module(f"{__name__}.remote.{_REMOTE[name]}"), name)
 
 
 __all__ = [
@@ -37,8 +40,6 @@ __all__ = [
     "DiskTier",
     "Done",
     "Forecast",
-    "Held",
-    "Hold",
     "Latency",
     "MooncakeTier",
     "ObjectTier",
@@ -46,12 +47,12 @@ __all__ = [
     "Policy",
     "PoolStatistics",
     "RedisTier",
-    "RemoteHold",
     "RemoteStatistics",
     "ReplicaTier",
     "Reservation",
     "Ticket",
     "Tier",
     "TierChain",
+    "TierPin",
     "TierUse",
 ]

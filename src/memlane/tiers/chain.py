@@ -48,9 +48,9 @@ from memlane.errors import (
     TimedOut,
     WrongProcess,
 )
-from memlane.tiers._waiting import Bell, Outage
 from memlane.tiers.pool import BlockPool, Pin, Reservation
 from memlane.tiers.tier import CHANGED, Done, Rows, Ticket, Tier
+from memlane.tiers.waiting import Outage, Wakeup
 
 Admission = Literal["all", "second"]
 Kind = Literal["store", "load"]
@@ -178,7 +178,7 @@ class _Link:
     def fail(self, kind: Kind, why: str, now: float) -> None:
         is_out = any(each.lasts(now) for each in self.outages.values())
         if self.outages[kind].begin(now) and not is_out and not self.logs_outages:
-            warn("%s of a tier chain has failed, and is left out for a while: %s", self.name, why)
+            warn("tier %s failed and is skipped for a while: %s", self.name, why)
 
     def has(self, keys: list[bytes], kind: Kind, now: float) -> list[bool | None]:
         """As the tier's; nothing is there while it is left out."""
@@ -399,7 +399,7 @@ class TierChain:
         self._counts: Counter[str] = Counter()
         # Of calls under way, whose frames keep them: an exception leaves none behind.
         self._forgetting: WeakSet[_Ban] = WeakSet()
-        self._waiting: WeakSet[Bell] = WeakSet()
+        self._waiting: WeakSet[Wakeup] = WeakSet()
         self._is_closing = self._is_closed = False
         self._ready = select.epoll()
         try:
@@ -641,7 +641,7 @@ class TierChain:
         """Takes reports until that is so, or the deadline."""
         if self._is_interrupted:
             return is_done()
-        bell: Bell | None = None
+        bell: Wakeup | None = None
         try:
             while True:
                 self._advance(self._links)
@@ -652,7 +652,7 @@ class TierChain:
                 if deadline.end <= now:
                     return False
                 if bell is None:
-                    bell = Bell()
+                    bell = Wakeup()
                     self._waiting.add(bell)
                     continue  # for what another thread took before there was a bell
                 ready = select.poll()
@@ -663,7 +663,7 @@ class TierChain:
                             ready.register(link.tier.fileno(), select.POLLIN)
                 until = min([deadline.end, *(link.wakes_at() for link in self._links)])
                 ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
-                bell.quiet()
+                bell.clear()
         finally:
             if bell is not None:
                 self._waiting.discard(bell)
@@ -693,7 +693,7 @@ class TierChain:
         finally:
             if has_any:
                 for bell in [*self._waiting]:
-                    bell.ring()
+                    bell.wake()
 
     def _take(self, link: _Link, done: Done, now: float) -> None:
         job = link.jobs.get(done.ticket)

@@ -1,4 +1,5 @@
-"""A tier on a local disk: bounded, checked, with deadlines, and there again after a restart."""
+"""The tier on a local disk: its arguments, warnings and reports. Files, threads and eviction are
+native code (native/tiers)."""
 
 from __future__ import annotations
 
@@ -8,16 +9,13 @@ import re
 import select
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from memlane import _native
-from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
 from memlane.errors import (
@@ -29,7 +27,18 @@ from memlane.errors import (
     system_fault,
 )
 from memlane.tiers.pool import Policy, PolicyName, checked_policy, show
-from memlane.tiers.tier import CHANGED, Done, Namespace, Rows, Ticket
+from memlane.tiers.reports import Reports
+from memlane.tiers.tier import (
+    CHANGED,
+    Done,
+    Namespace,
+    Rows,
+    Ticket,
+    Tier,
+    TierPin,
+    capacity_in_bytes,
+    text,
+)
 
 _MOST_SLOTS = (1 << 31) - 1
 _MOST_ROW_BYTES = 1 << 30  # one call of the system moves just less than 2 GiB
@@ -37,9 +46,8 @@ _PAGE = 4096
 _THREADS = 8
 _QUIET = 60.0  # seconds
 _MAY_RING = True  # whether io_uring is tried; tests do without
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
-# Of kinds of faults, as native/tiers/block_jobs.hpp numbers them; a miss is none.
+# Texts of the kinds of faults that native/tiers/block_jobs.hpp numbers; a miss has none.
 _WHY = (
     *(None, None, CHANGED, None),
     *("the deadline has passed", "the disk does not answer"),
@@ -56,7 +64,8 @@ Engine = Literal["io_uring", "threads"]
 
 @dataclass(frozen=True)
 class Latency:
-    """Of blocks from the call on, in seconds, within 13 %; 0 if there was none."""
+    """Latencies of blocks in seconds, from the call on, accurate to 13 %; 0 before the first
+    block."""
 
     p50: float
     p99: float
@@ -64,23 +73,26 @@ class Latency:
 
 @dataclass(frozen=True)
 class DiskStatistics:
-    """Of a disk tier since it was opened, and now.
+    """Counters of a disk tier since it was opened, and its current state.
 
     Attributes:
-        capacity, used: bytes of slots, now.
+        capacity: bytes of all slots.
+        used: bytes of the slots that have a block.
         slots: how many blocks fit.
-        blocks: in slots now: stored, being stored, or forgotten and still held.
-        recovered: blocks that an earlier life had left.
-        stored, loaded: blocks.
+        blocks: slots in use: stored, being stored, or forgotten and still pinned.
+        recovered: blocks that were there when it was opened.
+        stored: blocks that were stored.
+        loaded: blocks that were loaded.
         missed: loads of keys that were not there.
-        declined: blocks that the policy did not want, or for which every slot was held.
+        declined: blocks that the policy did not admit, or for which every slot was pinned.
         evicted: blocks that made room for others.
         errors: reads and writes that the system refused.
         corrupt: loads whose bytes were not those that were stored.
         expired: blocks that missed their deadline.
-        queue: blocks that wait for a thread, now.
-        store_latency, load_latency: of blocks.
-        stalled: whether the disk has been silent since a deadline.
+        queue: blocks that wait for a thread.
+        store_latency: from `store` to the end of each block.
+        load_latency: from `load` to the end of each block.
+        stalled: whether the disk has not answered since a deadline.
         engine: as `DiskTier.engine`.
     """
 
@@ -104,24 +116,24 @@ class DiskStatistics:
     engine: Engine
 
 
-class DiskTier:
-    """Blocks in a pair of files, one slot each, that are never more than their capacity::
+class DiskTier(Tier):
+    """Blocks in a pair of files, one slot each; never more than their capacity::
 
         with DiskTier("/nvme/kv", region.rows, "200GiB", namespace="llama-3-8b") as tier:
             ticket = tier.store(keys, ids)
             for done in tier.poll():
                 ...
 
-    Each block has a CRC-32C seeded with its key: bytes that are not those that were stored, for
-    whatever reason, are a miss. Nothing is ever flushed: a power cut costs blocks, not their
-    correctness; the end of the process costs only the blocks under way. The files encode what
-    prompts were about; they are readable by their user only, and encrypted only by the file system.
+    Each block has a CRC-32C seeded with its key: bytes other than those that were stored are a
+    miss. Nothing is ever flushed: a power cut costs blocks, not their correctness; the end of the
+    process costs only the blocks under way. The files reveal prompts; only their user can read
+    them, and only the file system can encrypt them.
 
-    One process has the files at a time. Its threads take turns, but with a policy of your own a
-    call beside another is refused (`ConcurrentUse`). Timeouts are in seconds. A block costs two
-    system calls each way, on a thread of the tier's; a slot 85 bytes of memory, with the policy
-    `tuned` up to 260. With `engine` "io_uring" 32 blocks are under way at a time, through up to
-    64 MiB of memory of the tier's, or that of two rows if they are larger.
+    One process opens the files at a time. Any of its threads may call, but with a policy of your
+    own a call beside another is refused (`ConcurrentUse`). A block costs two system calls each
+    way, on a thread of the tier; a slot costs 85 bytes of memory, with the policy `tuned` up to
+    260. With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB of the
+    tier's memory, or that of two rows if they are larger.
     """
 
     def __init__(
@@ -138,24 +150,23 @@ class DiskTier:
     ) -> None:
         """Args:
             path: a folder; it is made if it is missing.
-            rows: a writable, contiguous buffer of shape (blocks, bytes), which must not be freed
-                before the tier is closed.
+            rows, namespace, timeout: as of every `Tier`; timeout in seconds. Blocks of other
+                namespaces are overwritten first.
             capacity: bytes on disk, as a number or as text with KiB, MiB, GiB or TiB. Where the
                 disk has less, that is the capacity, with a warning.
-            namespace: what the same key may mean different blocks under: model, revision, dtype,
-                layout, tenant. Blocks of other namespaces are not found, and overwritten first.
             policy: as of `BlockPool`. An object sees digests of 24 bytes.
-            timeout: of `store`, `load`, `drain` and `close`, in seconds, unless they are given one.
             direct: whether to go past the page cache (O_DIRECT). None: if rows are a multiple of
-                4096 bytes and the file system can.
-            opener: names the pair of files in the folder; each tier at a time needs its own.
+                4096 bytes and the file system supports it.
+            opener: names the pair of files in the folder; tiers that are open at the same time
+                need different ones.
 
         Raises:
-            InvalidType, InvalidArgument: an argument is none, or the capacity is below one row.
-            TierInUse: the files are another tier's.
+            InvalidType, InvalidArgument: an argument is not valid, or the capacity is below one
+                row.
+            TierInUse: another tier has the files.
             SegmentRefused: there are other files of that name, or another user's.
-            LayoutMismatch: they are of another format version.
-            Unsupported: `direct` is True, and the file system cannot.
+            LayoutMismatch: the files have another format version.
+            Unsupported: `direct` is True, and the file system does not support it.
             OutOfMemory: the disk has no space for a row.
             SystemFault: the system refuses something.
         """
@@ -166,7 +177,7 @@ class DiskTier:
         slots = min(_MOST_SLOTS, _native.slots_in(nbytes, held.nbytes))
         if slots < 1:
             raise InvalidArgument(f"capacity must hold a row of {held.nbytes} bytes, not {nbytes}")
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", _text("opener", opener)):
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", text("opener", opener)):
             raise InvalidArgument(
                 f"opener must be 1 to 64 letters, digits, _, - or ., not {opener!r}"
             )
@@ -193,26 +204,29 @@ class DiskTier:
         )
         self._facts = self._native.facts()
         show(self._native)
-        self._batches: dict[int, bool] = {}  # of reports: whether a caller has them
-        self._trouble = [(0, 0.0)] * len(_TROUBLE)  # how often, and until when it is not said again
+        self._reports = Reports(self._native)
+        # How often each trouble was seen, and until when it is not logged again.
+        self._trouble = [(0, 0.0)] * len(_TROUBLE)
         self._warn_of(folder, self._facts)
 
     def _warn_of(self, folder: str, facts: dict[str, Any]) -> None:
         size = facts["slot_bytes"]
         if facts["slots"] < facts["wanted_slots"]:
             has, wanted = facts["slots"] * size, facts["wanted_slots"] * size
-            warn("the disk of %s has space for %d bytes of blocks, not for %d", folder, has, wanted)
+            warn("%s has room for %d bytes of blocks; %d were asked for", folder, has, wanted)
         if facts["is_memory"]:
-            warn("%s is in memory (tmpfs): what the tier stores there is no disk's", folder)
+            warn("%s is a tmpfs: the tier would store blocks in memory, not on a disk", folder)
         if facts["refused"]:
             why = os.strerror(facts["refused"])
-            warn("the space of the tier in %s is not reserved: %s; stores may fail", folder, why)
+            warn(
+                "could not reserve disk space for the tier in %s (%s); stores may fail", folder, why
+            )
         if facts["was_damaged"]:
-            warn("the first page of the tier in %s is damaged; it begins empty", folder)
+            warn("the first page of the tier in %s is damaged: its blocks are dropped", folder)
         if facts["other_row_bytes"]:
             was = facts["other_row_bytes"]
             warn(
-                "the tier in %s had rows of %d bytes, not %d; it begins empty",
+                "the tier in %s was written with rows of %d bytes, now %d: its blocks are dropped",
                 folder,
                 was,
                 self._rows.nbytes,
@@ -221,34 +235,21 @@ class DiskTier:
     # Keys ------------------------------------------------------------------------------------
 
     def has(self, keys: Sequence[bytes]) -> list[bool | None]:
-        """Whether each can be loaded now. None of them, while the disk does not answer.
-
-        Raises:
-            InvalidType, InvalidArgument: a key is not 1 to 255 bytes, or comes twice.
-            Closed, WrongProcess: it is closed, or this is a forked child.
-        """
+        """Returns for each key whether it can be loaded now. While the disk does not answer, none
+        can. Raises `Closed`, `WrongProcess`, `InvalidType`, `InvalidArgument`."""
         return [*self._native.has(self._namespace.digests(keys))]
 
-    def hold(self, keys: Sequence[bytes]) -> Hold:
-        """What is there is not evicted until the returned object is released.
-
-        Raises:
-            InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
-        """
-        return Hold(*self._native.hold(self._namespace.digests(keys)))
+    def hold(self, keys: Sequence[bytes]) -> TierPin:
+        pinned, there = self._native.hold(self._namespace.digests(keys))
+        return TierPin(there, pinned.release)  # which keeps `pinned`, and so the blocks
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Counts as a use of every key, the last first.
-
-        Raises:
-            InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
-        """
         self._native.touch(self._namespace.digests(keys))
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Nobody finds these keys any more, also after a restart; what is being stored under them
-        will not be there either. But nothing is flushed: after a power cut they may be back, and
-        after a kill those that the system was writing at that moment.
+        """Removes these keys, also for a later restart; what is being stored under them is not
+        kept either. Nothing is flushed: after a power cut they may be back, and after a kill those
+        that the system was writing at that moment.
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
@@ -258,8 +259,8 @@ class DiskTier:
             raise system_fault(error, "cannot erase a block of a tier")
 
     def clear(self) -> None:
-        """Nobody finds anything any more, of no namespace, also after a restart. Loads under way
-        may miss; what is being stored will not be there. After a power cut it may all be back.
+        """Removes everything, of all namespaces, also for a later restart. Loads under way may
+        miss; what is being stored is not kept. After a power cut it may all be back.
 
         Raises:
             Closed, WrongProcess: as `has`.
@@ -272,35 +273,11 @@ class DiskTier:
     def store(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
-        """Begins to store rows. A key that is there already is not stored again, and one that an
-        earlier call is storing is reported as that call's.
-
-        Args:
-            keys: what to find them by.
-            ids: rows, in the same order.
-            timeout: seconds until blocks that are not stored yet are reported as failed.
-
-        Raises:
-            InvalidType, InvalidArgument: a key or a row is none, or comes twice; nothing is stored.
-            Closed, WrongProcess: as `has`.
-        """
         return self._begin(self._native.store, keys, ids, timeout)
 
     def load(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
-        """Begins to load blocks into rows. A key whose block cannot be read, or is not what was
-        stored, is not found any more.
-
-        Args:
-            keys: what they were stored under.
-            ids: rows, in the same order. What a row has is undefined unless its block is ok.
-            timeout: seconds until blocks that are not loaded yet are reported as missing.
-
-        Raises:
-            InvalidType, InvalidArgument: a key or a row is none, or comes twice; nothing is loaded.
-            Closed, WrongProcess: as `has`.
-        """
         return self._begin(self._native.load, keys, ids, timeout)
 
     def _begin(
@@ -317,87 +294,50 @@ class DiskTier:
         )
 
     def poll(self) -> list[Done]:
-        """What is done since the last call, in any order. Does not wait.
+        return self._reports.take(self._collect)
 
-        Raises:
-            Closed, WrongProcess: as `has`.
-        """
-        known = dict(self._batches)
-        batch = self._native.begin_poll(
-            [each for each, has_arrived in known.items() if has_arrived],
-            [each for each, has_arrived in known.items() if not has_arrived],
-        )
-        for each in known:
-            self._batches.pop(each, None)
-        try:
-            done = [
-                Done(
-                    Ticket(number), np.frombuffer(ok, np.bool_), _why(kind, error), nbytes, seconds
-                )
-                for number, ok, kind, error, nbytes, seconds in self._native.poll(batch)
-            ]
-            self._warn_of_trouble()
-            # A signal's handler runs, and may raise, after a call only: from here on there is none.
-            self._batches[batch] = True
-            return done
-        except BaseException:
-            self._batches[batch] = False  # first: the next poll puts them back, if this does not
-            with suppress(Closed):
-                self._native.put_back(batch)
-            raise
+    def _collect(self) -> None:
+        self._native.poll(self._reports, _report)
+        self._warn_of_trouble()
 
     def fileno(self) -> int:
-        """A descriptor that is readable while `poll` has something to report, for select, epoll and
-        asyncio. It is the tier's: never read or close it.
-
-        Raises:
-            Closed, WrongProcess: as `has`.
-        """
         return self._native.fileno()
 
     # Facts -----------------------------------------------------------------------------------
 
     def _warn_of_trouble(self) -> None:
-        """A line when it begins, or begins again after a minute without."""
+        """Logs each trouble when it begins, and when it begins again after a minute without."""
         now = time.monotonic()
-        for at, (text, count) in enumerate(zip(_TROUBLE, self._native.alerts(), strict=True)):
+        for at, (line, count) in enumerate(zip(_TROUBLE, self._native.alerts(), strict=True)):
             known, until = self._trouble[at]
             if count == known:
                 continue
             self._trouble[at] = (count, now + _QUIET)  # first, because a handler may raise
             if now >= until:
-                warn(text)
+                warn(line)
 
     @property
     def used(self) -> int:
-        """Bytes of the slots that have a block.
-
-        Raises:
-            Closed, WrongProcess: as `has`.
-        """
+        """The bytes of the slots that have a block. Raises `Closed`, `WrongProcess`."""
         blocks: int = self._native.statistics()["blocks"]
         size: int = self._facts["slot_bytes"]
         return blocks * size
 
     @property
     def is_direct(self) -> bool:
-        """Whether it goes past the page cache."""
+        """Whether reads and writes go past the page cache."""
         return bool(self._facts["is_direct"])
 
     @property
     def engine(self) -> Engine:
-        """What reads and writes: "io_uring", on one thread, past the page cache where the system
+        """How blocks are moved: "io_uring", on one thread past the page cache, where the system
         allows it; else "threads", which use pread and pwrite.
         """
         engine: Engine = self._facts["engine"]
         return engine
 
     def statistics(self) -> DiskStatistics:
-        """Counts since it was opened, and how it is now.
-
-        Raises:
-            Closed, WrongProcess: as `has`.
-        """
+        """Returns its counters and its current state. Raises `Closed`, `WrongProcess`."""
         self._native.collect(wakes=True)
         now = self._native.statistics()
         size = self._facts["slot_bytes"]
@@ -425,19 +365,6 @@ class DiskTier:
     # Life ------------------------------------------------------------------------------------
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is under way, not even what was reported as failed.
-
-        Args:
-            timeout: in seconds; None: the tier's own.
-
-        Returns:
-            False if something was still under way then. `fileno` says only afterwards that there
-            is something to report.
-
-        Raises:
-            InvalidType, InvalidArgument: `timeout` is no number.
-            Closed, WrongProcess: as `has`.
-        """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
@@ -453,17 +380,6 @@ class DiskTier:
             self._native.collect(wakes=True)
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits until nothing is under way, and closes: the rows are the caller's again. What was
-        not polled is lost. Closing it again does nothing.
-
-        Args:
-            timeout: as of `drain`.
-
-        Raises:
-            TimedOut: something is still under way, and the tier is still open: its rows must stay
-                until the disk answers.
-            InvalidType, InvalidArgument: as `drain`.
-        """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         with contextlib.suppress(Closed, WrongProcess):
             while self.drain(deadline.left()):
@@ -471,66 +387,12 @@ class DiskTier:
                     return
             raise TimedOut("a disk tier has work under way; its rows must not be freed", timeout)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         if hasattr(self, "_native"):
             with contextlib.suppress(TimedOut):  # then native code keeps the rows for ever
                 self.close()
 
 
-class Hold:
-    """Blocks that are not evicted for now. A context manager; leaving it releases them, as does
-    dropping the last reference.
-
-    Attributes:
-        there: a bool for each key: whether the tier has it.
-    """
-
-    there: list[bool]
-
-    def __init__(self, native: _native.DiskHold, there: list[bool]) -> None:
-        self._native = native  # releases them, at the latest when it is dropped
-        self.there = there
-
-    def release(self) -> None:
-        """Ends it. Never raises; calling it again does nothing."""
-        self._native.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def capacity_in_bytes(capacity: int | str) -> int:
-    """A number of bytes, or text as "200GiB".
-
-    Raises:
-        InvalidType, InvalidArgument: it is none.
-    """
-    if not isinstance(capacity, str):
-        return integer_from("capacity", capacity, 1, 1 << 62)
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|)\s*", capacity)
-    if found is None:
-        raise InvalidArgument(
-            f"capacity must be bytes, or text as 500MiB, 200GiB or 2TiB, not {capacity!r}"
-        )
-    return integer_from("capacity", int(float(found[1]) * _UNITS[found[2]]), 1, 1 << 62)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidType(f"{name} must be a string, not {type(value).__name__}")
-    return value
-
-
-def _why(kind: int, error: int) -> str | None:
-    return os.strerror(error) if error else _WHY[kind]
+def _report(ticket: int, ok: bytes, kind: int, error: int, nbytes: int, seconds: float) -> Done:
+    why = os.strerror(error) if error else _WHY[kind]
+    return Done(Ticket(ticket), np.frombuffer(ok, np.bool_), why, nbytes, seconds)

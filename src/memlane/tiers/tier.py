@@ -1,37 +1,42 @@
-"""What every tier does and promises: rows of a buffer are stored under keys, and loaded again."""
+"""What every tier does and promises, and the arguments that all tiers check in the same way."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NewType, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, NewType, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from memlane._base.arguments import integer_from
 from memlane.errors import InvalidArgument, InvalidType
 
 Ticket = NewType("Ticket", int)
 DIGEST_BYTES = 24
 CHANGED = "a block is not what was stored"
-"""The error of a load whose bytes, or key, are others: the block's fault, not the tier's."""
+"""A load found other bytes or another key: only this block is bad, not the tier."""
+
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """What became of a `store` or a `load`. From its report on, the tier writes to none of its
-    rows; it may still read one whose store was late, to no effect.
+    """The report of a `store` or a `load`. From its report on, the tier writes to none of the rows;
+    it may still read a row whose store was late, to no effect.
 
     Attributes:
         ticket: what the call returned.
-        ok: a bool for each key, in their order: of a load whether the row has the block, of a store
-            whether the tier has it.
-        error: the first thing that went wrong, or None; that a key is not there, or was declined,
+        ok: a bool for each key, in their order: whether the row has the block (load), or the tier
+            has it (store).
+        error: the first thing that went wrong, or None. A key that is not there, or was declined,
             is no error.
-        bytes: of the blocks that were moved.
-        seconds: since the call.
+        bytes: how many were moved.
+        seconds: from the call to the last of its blocks.
     """
 
     ticket: Ticket
@@ -41,108 +46,198 @@ class Done:
     seconds: float
 
 
-class Held(Protocol):
-    """Blocks that are not evicted until they are released.
+class TierPin:
+    """Blocks of a tier that are not evicted for now. A context manager; leaving it releases them,
+    as does dropping the last reference.
 
     Attributes:
         there: a bool for each key: whether the tier has it.
     """
 
-    there: list[bool]
+    def __init__(self, there: list[bool], release: Callable[[], object] | None = None) -> None:
+        """Args:
+        there: see above.
+        release: releases the blocks. It must not raise, and may be called several times.
+        """
+        self.there = there
+        self._release = release
 
     def release(self) -> None:
         """Releases the blocks. Never raises; calling it again does nothing."""
+        if self._release is not None:
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
-@runtime_checkable
-class Tier(Protocol):
+class Tier(ABC):
     """Blocks behind a buffer of rows, one block a row.
 
     Every tier promises: a submitted block is reported exactly once, at its deadline at the latest;
     a load that fails, or finds other bytes than were stored, is a miss of that key alone; a key
     that is stored already is not stored again. `memlane.tiers.conformance` tests what can be seen
-    from outside: not what a medium that hangs, or changes bytes, does to it.
+    from outside. It cannot test what a medium that hangs, or changes bytes, does to a tier.
 
     Calls take keys, each 1 to 255 bytes, and row numbers in the same order, all different; else
-    they raise `InvalidType` or `InvalidArgument`, and have done nothing. After `close` they raise
-    `Closed`, in a forked child `WrongProcess`.
+    they raise `InvalidType` or `InvalidArgument` and change nothing. After `close` every call
+    raises `Closed`, in a forked child `WrongProcess`. Timeouts are in seconds.
+
+    The constructors of memlane's tiers share these arguments:
+
+    * rows: a writable, contiguous buffer of shape (blocks, bytes), which must not be freed before
+      the tier is closed.
+    * namespace: separates equal keys of different models, revisions, dtypes, layouts or tenants.
+      Blocks of other namespaces are not found.
+    * timeout: of `store`, `load`, `drain` and `close` in seconds, unless the call is given one.
+    * connections: 1 to 64, each with a thread.
+
+    Attributes:
+        is_read_only: nothing can be stored; a `TierChain` does not try.
+        stores_once: the tier looks itself whether a key is there before it stores; a `TierChain`
+            does not ask.
+        logs_outages: the tier logs that it does not answer; a `TierChain` does not repeat it.
     """
 
+    is_read_only = False
+    stores_once = False
+    logs_outages = False
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """A class with all the methods is a tier, whether it derives from this one or not."""
+        if cls is Tier:
+            names = {name for each in other.__mro__ for name in vars(each)}
+            if cls.__abstractmethods__ <= names:
+                return True
+        return NotImplemented  # type: ignore[no-any-return]
+
+    @abstractmethod
     def has(self, keys: Sequence[bytes]) -> list[bool | None]:
-        """Whether each is there; None: unknown, ask again. At once, and without side effects.
-        Raises what all calls raise."""
-        ...
+        """Returns for each key whether it is there, without waiting and without counting as a use.
+        Raises `Closed`, `WrongProcess`, `InvalidType`, `InvalidArgument`.
 
-    def hold(self, keys: Sequence[bytes]) -> AbstractContextManager[Held]:
-        """What is there stays until the end of the block, or of the load that began in it. Raises
-        what all calls raise."""
-        ...
+        Returns:
+            True or False; None if it is unknown yet. The tier finds out in the background, and
+            `fileno` is readable once it knows more.
+        """
 
+    @abstractmethod
+    def hold(self, keys: Sequence[bytes]) -> TierPin:
+        """Pins what is there, until the end of the block or of a load that begins in it. Raises as
+        `has`."""
+
+    @abstractmethod
     def store(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
-        """Begins to store rows. They must not change before the report. Raises what all calls
-        raise.
+        """Begins to store rows, which must not change before the report. A key that is there
+        already is not stored again.
 
         Args:
             keys: what to find them by.
             ids: rows, in the same order.
             timeout: seconds until blocks that are not stored yet are reported as failed; None:
                 the tier's own.
-        """
-        ...
 
+        Raises:
+            InvalidType, InvalidArgument: a key or a row is not valid, or comes twice; nothing is
+                stored.
+            Closed, WrongProcess: as `has`.
+        """
+
+    @abstractmethod
     def load(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
-        """Begins to load blocks into rows. What the rows have before the report is nobody's.
-        Raises what all calls raise.
+        """Begins to load blocks into rows. Until the report comes the rows' contents are undefined,
+        and after it those of blocks that are not ok.
 
         Args:
             keys: what they were stored under.
             ids: rows, in the same order.
             timeout: seconds until blocks that are not loaded yet are reported as missing; None:
                 the tier's own.
+
+        Raises:
+            InvalidType, InvalidArgument: a key or a row is not valid, or comes twice; nothing is
+                loaded.
+            Closed, WrongProcess: as `has`.
         """
-        ...
 
+    @abstractmethod
     def poll(self) -> list[Done]:
-        """What is done, or too late, by now, and was not polled before. Does not wait. Raises what
-        all calls raise."""
-        ...
+        """Returns what is done, or too late, and was not returned before, in any order. Does not
+        wait. Raises `Closed`, `WrongProcess`."""
 
+    @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that is readable while `poll` has something to do. Raises what all calls
-        raise."""
-        ...
+        """Returns a descriptor that is readable while `poll` has something to report, for select,
+        epoll and asyncio. It may be readable without a report: then an answer of `has` has
+        changed. It is the tier's: never read or close it. Raises as `poll`."""
 
+    @abstractmethod
     def touch(self, keys: Sequence[bytes]) -> None:
-        """They were used: others are evicted first. The first keys outlive the last. Raises what
-        all calls raise."""
+        """Marks keys as recently used; earlier keys are kept longest. Raises as `has`."""
 
+    @abstractmethod
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Nobody finds them any more, also after a restart. Raises what all calls raise, and
-        `SystemFault` if the tier does not answer."""
+        """Removes these keys; what is being stored under them is removed once it is stored. They
+        are gone after a restart, too. Raises as `has`, and `SystemFault` if the tier does not
+        answer or refuses."""
 
+    @abstractmethod
     def clear(self) -> None:
-        """Nobody finds anything any more, also after a restart. Raises as `forget`."""
+        """Removes everything of this namespace, also for a later restart. Raises `Closed`,
+        `WrongProcess`, and `SystemFault` as `forget`."""
 
+    @abstractmethod
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until nothing is under way; False if `timeout` seconds were too few. The reports
-        are `poll`'s. Raises what all calls raise."""
-        ...
+        """Waits until nothing is under way, not even what was reported as failed. The reports are
+        left for `poll`.
 
+        Args:
+            timeout: in seconds; None: the tier's own.
+
+        Returns:
+            False if something was still under way then.
+
+        Raises:
+            InvalidType, InvalidArgument: `timeout` is no number.
+            Closed, WrongProcess: as `has`.
+        """
+
+    @abstractmethod
     def close(self, timeout: float | None = None) -> None:
-        """Drains, and gives the rows back. Raises `TimedOut` if `timeout` seconds were too few; the
-        rows must then stay. Closing again does nothing."""
+        """Drains and closes the tier: the rows are the caller's again. What was not polled is
+        lost. Closing it again does nothing.
+
+        Args:
+            timeout: as of `drain`.
+
+        Raises:
+            TimedOut: something is still under way, and the tier is still open: its rows must stay.
+            InvalidType, InvalidArgument: as `drain`.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Rows:
-    """Of a buffer: how many rows of what size. It does not keep the buffer.
+    """The shape of a buffer of rows. It does not keep the buffer.
 
     Attributes:
-        count: of rows.
-        nbytes: of each.
+        count: how many rows.
+        nbytes: bytes of each.
     """
 
     def __init__(self, buffer: Any) -> None:
@@ -168,7 +263,7 @@ class Rows:
             self.nbytes = view.nbytes // shape[0]
 
     def ids(self, count: int, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """The row numbers, one for each of `count` keys.
+        """Returns the row numbers, one for each of `count` keys.
 
         Raises:
             InvalidType, InvalidArgument: they are no row numbers, twice the same, or too few.
@@ -190,7 +285,7 @@ class Rows:
 
 
 class Namespace:
-    """What the same keys mean different blocks under: model, revision, tenant.
+    """Separates equal keys of different models, revisions or tenants.
 
     Attributes:
         id: 16 bytes.
@@ -206,7 +301,7 @@ class Namespace:
         self._seed = hashlib.sha256(self.id)
 
     def digests(self, keys: Sequence[bytes]) -> list[bytes]:
-        """24 bytes for each key of one call, which no other namespace has.
+        """Returns 24 bytes for each key of one call, which no other namespace has.
 
         Raises:
             InvalidType, InvalidArgument: a key is not 1 to 255 bytes, or comes twice.
@@ -220,7 +315,7 @@ class Namespace:
 
 
 def distinct(keys: Sequence[bytes]) -> list[bytes]:
-    """The keys of one call.
+    """Returns the keys of one call as a list.
 
     Raises:
         InvalidType, InvalidArgument: one is not bytes, has a wrong length, or comes twice.
@@ -234,3 +329,26 @@ def distinct(keys: Sequence[bytes]) -> list[bytes]:
     if len(set(found)) != len(found):
         raise InvalidArgument("a key must not come twice in one call")
     return found
+
+
+def capacity_in_bytes(capacity: int | str) -> int:
+    """Returns a number of bytes; `capacity` may be text such as "200GiB".
+
+    Raises:
+        InvalidType, InvalidArgument: it is neither.
+    """
+    if not isinstance(capacity, str):
+        return integer_from("capacity", capacity, 1, 1 << 62)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|)\s*", capacity)
+    if found is None:
+        raise InvalidArgument(
+            f"capacity must be bytes, or text as 500MiB, 200GiB or 2TiB, not {capacity!r}"
+        )
+    return integer_from("capacity", int(float(found[1]) * _UNITS[found[2]]), 1, 1 << 62)
+
+
+def text(name: str, value: object) -> str:
+    """Returns `value`. Raises InvalidType if it is not a string."""
+    if not isinstance(value, str):
+        raise InvalidType(f"{name} must be a string, not {type(value).__name__}")
+    return value

@@ -23,7 +23,7 @@ from memlane._importing import fork_waits
 from memlane.engines.vllm._tier_manager import RemoteTierManager, TierManager, log
 
 if TYPE_CHECKING:
-    from memlane.tiers import Hold
+    from memlane.tiers import TierPin
 
 _LATENCIES = ("store", "load")
 _QUANTILES = ("p50", "p99")
@@ -68,7 +68,7 @@ class DiskTier(TierManager):
         with fork_waits:
             from memlane.tiers import DiskTier as Disk
 
-        self._held: dict[bytes, Hold] = {}  # found, and not asked for yet
+        self._held: dict[bytes, TierPin] = {}  # found, and not asked for yet
         own.setdefault("opener", str(config.parallel.data_parallel_index))
         path = own.pop("path")
         disk = Disk(path, rows, own.pop("capacity"), **own)

@@ -1,7 +1,7 @@
-"""The names of an object tier's packs, and which block is in which of them.
+"""The names of an object tier's packs, and which block is in which of them. No requests.
 
-A pack is an object that holds the blocks of one batch, side by side. Its name begins with the time,
-so that a list can begin there, and lists the blocks: 12 bytes of the digest of each, in base64.
+A pack is an object with the blocks of one batch, side by side. Its name begins with the time, so
+that a list can begin there, and lists the blocks: 12 bytes of the digest of each, in base64.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterable, Sequence
 
 KEY_BYTES = 12
-"""Of a digest of 24, in a name; the CRC of a block is of all of it."""
+"""How many of a digest's 24 bytes a pack's name has; a block's CRC covers them all."""
 
 _KEY_TEXT = 16  # the same in base64
 _KEYS_IN_PART = 12  # of a path: 192 characters, as a file's name has at most 255
-_MOST_KEYS = 64  # that are believed of a name
+_MOST_KEYS = 64  # in a name; one with more is not a pack's
 _NAME = re.compile(r"[0-9a-f]{20}((?:/[A-Za-z0-9_-]+)+)")
 
 
@@ -29,7 +29,7 @@ class Pack:
         path: its name.
         keys: of the blocks, in their order.
         size: bytes of the object.
-        seen: the number of the list of everything in which it was there last.
+        seen: the number of the last list of everything that had it.
     """
 
     __slots__ = ("keys", "path", "seen", "size")
@@ -40,13 +40,13 @@ class Pack:
 
     @property
     def value_bytes(self) -> int:
-        """Of each block with its header; 0 if the object is none of this tier's."""
+        """The size of each block with its header; 0 if the object is not a tier's."""
         size, rest = divmod(self.size, len(self.keys))
         return 0 if rest else size
 
     @classmethod
     def named(cls, folder: str, path: str, size: int) -> Pack | None:
-        """By the name of an object, unless that is no pack's."""
+        """Returns the pack of that name, or None if it is not the name of one."""
         if not path.startswith(folder + "/"):
             return None
         found = _NAME.fullmatch(path, len(folder) + 1)
@@ -62,7 +62,7 @@ class Pack:
 
 
 def path_of(folder: str, keys: Sequence[bytes]) -> str:
-    """Of a new pack: begins with the time, so that a list can begin there."""
+    """Returns a name for a new pack. It begins with the time, so that a list can begin there."""
     text = base64.urlsafe_b64encode(b"".join(keys)).decode()
     step = _KEY_TEXT * _KEYS_IN_PART
     parts = [text[at : at + step] for at in range(0, len(text), step)]
@@ -70,27 +70,27 @@ def path_of(folder: str, keys: Sequence[bytes]) -> str:
 
 
 def path_from(folder: str, milliseconds: int) -> str:
-    """Sorts before all packs of that time and later."""
+    """Returns a text that sorts before the names of all packs of that time and later."""
     return f"{folder}/{max(0, milliseconds):012x}"
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Returns the milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 class Index:
-    """Which block is in which pack. Several threads use it."""
+    """The packs by block. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._packs: dict[str, Pack] = {}
         self._at: dict[bytes, Pack] = {}
-        self._others: dict[bytes, list[Pack]] = {}  # that have it, too
+        self._others: dict[bytes, list[Pack]] = {}  # further packs that have the block
         self._round = 0
 
     def add(self, packs: Iterable[Pack]) -> None:
-        """Of those that are known already only the size."""
+        """Adds packs; of a pack that is known only the size is updated."""
         with self._lock:
             for pack in packs:
                 known = self._packs.get(pack.path)
@@ -123,7 +123,7 @@ class Index:
                     self._others[key] = others
 
     def find(self, keys: Sequence[bytes], value_bytes: int) -> list[Pack | None]:
-        """A pack for each, if there is one; rather one whose blocks have that size."""
+        """Returns a pack for each key, or None; preferably one whose blocks have that size."""
         found: list[Pack | None] = []
         with self._lock:
             for key in keys:
@@ -135,19 +135,19 @@ class Index:
         return found
 
     def having(self, keys: Sequence[bytes]) -> list[str]:
-        """The paths of all packs that have one of them."""
+        """Returns the paths of all packs that have one of these keys."""
         with self._lock:
             packs = {self._at[key].path for key in keys if key in self._at}
             packs.update(each.path for key in keys for each in self._others.get(key, ()))
             return [*packs]
 
     def begin_round(self) -> None:
-        """A list of everything begins: what is not added again until its end is not there."""
+        """Begins a list of everything: a pack that is not added again before its end is gone."""
         with self._lock:
             self._round += 1
 
     def end_round(self) -> None:
-        """It has ended."""
+        """Ends the list of everything, and removes what it did not have."""
         with self._lock:
             gone = [path for path, pack in self._packs.items() if pack.seen < self._round]
             self._drop(gone)

@@ -1,12 +1,13 @@
-"""The process that has Mooncake's client, for one `MooncakeTier`. It imports nothing of memlane.
+"""The process that runs Mooncake's client for one `MooncakeTier`. It imports nothing of memlane.
 
 Mooncake's `setup` and `close` hold the interpreter's lock while they wait for a master, `close` for
-a second at best; its threads do not survive a fork. Here they can harm nobody, and can be killed.
+a second at best; its threads do not survive a fork. In a process of their own they block no engine,
+and can be killed.
 
 The first message on the control socket, argument 1, is the configuration; it is answered once the
-client is set up. Each later one brings the socket of a connection, or is the end. A connection gets
-orders, and at times the descriptor of its memory for orders of that kind. Each order has one
-answer. All is JSON.
+client is set up. Each later one brings the socket of a connection; an empty one is the end. A
+connection receives orders, some with the descriptor of the memory for orders of that kind. Each
+order has one answer. All are JSON.
 """
 
 from __future__ import annotations
@@ -29,31 +30,33 @@ MOST_BYTES = 1 << 18  # of a message
 _OK_AFTERWARDS = {-200, -600, -702, -703, -704, -705, -706, -707, -900, -901, -1700}
 _CLOSING = 10  # seconds that Mooncake's `close` may take
 _kept: list[Any] = []  # memory that a transfer which failed may still be using
-_turn = threading.Condition()
-_storing: set[str] = set()  # with the condition: names that some connection is storing
+_changed = threading.Condition()
+_changing: list[set[str]] = []  # with the condition: names that a connection stores or removes
 
 
 @contextmanager
-def _storing_alone(names: set[str]) -> Iterator[None]:
-    """No other connection stores any of these, not even one that was given up."""
-    with _turn:
-        _turn.wait_for(lambda: _storing.isdisjoint(names))
-        _storing.update(names)
+def _changing_alone(names: set[str]) -> Iterator[None]:
+    """Waits until no other connection changes any of these, not even one that was given up."""
+    with _changed:
+        _changed.wait_for(lambda: all(map(names.isdisjoint, _changing)))
+        _changing.append(names)
     try:
         yield
     finally:
-        with _turn:
-            _storing.difference_update(names)
-            _turn.notify_all()
+        with _changed:
+            _changing[:] = [each for each in _changing if each is not names]
+            _changed.notify_all()
 
 
 def _wait_for_stores(prefix: str) -> None:
-    with _turn:
-        _turn.wait_for(lambda: not any(name.startswith(prefix) for name in _storing))
+    """Waits for those that have begun; others may go on beginning."""
+    with _changed:
+        before = [each for each in _changing if any(name.startswith(prefix) for name in each)]
+        _changed.wait_for(lambda: not any(one is each for one in before for each in _changing))
 
 
 class _Memory:
-    """Of one connection, registered."""
+    """Memory of one connection, registered with Mooncake."""
 
     def __init__(self, store: Any, descriptor: int, size: int) -> None:
         self._store = store
@@ -75,7 +78,7 @@ class _Connection:
         self._link = link
         self._refusal = refusal  # the answer to all orders, if there is one
         self._memories: dict[str, _Memory] = {}
-        self._are_used = False  # perhaps, by a transfer that has failed
+        self._may_be_used = False  # by a transfer that has failed
 
     def run(self) -> None:
         with self._link, suppress(OSError):  # the other side has gone
@@ -95,7 +98,7 @@ class _Connection:
             self._leave(memory)
 
     def _leave(self, memory: _Memory) -> None:
-        if self._are_used:
+        if self._may_be_used:
             _kept.append(memory)
         else:
             memory.leave()
@@ -110,13 +113,13 @@ class _Connection:
             self._memories[order["kind"]] = memory
         names = order["names"]
         match order["kind"]:
-            case "store":
-                with _storing_alone({*names}):
+            case "put":
+                with _changing_alone({*names}):
                     self._check_wanted()
                     # 0 also for what is there, or is just being stored. To ask which would give
                     # all of it a lease: it could not be evicted for a while.
                     return self._checked(self._store.batch_put_from(names, *self._places(order)))
-            case "load":
+            case "get":
                 sizes = self._checked(self._store.batch_get_into(names, *self._places(order)))
                 return [
                     self._store.get_size(name) if size == -600 else size  # too large, or no client
@@ -124,8 +127,8 @@ class _Connection:
                 ]
             case "ask":
                 return self._store.batch_is_exist(names)
-            case "forget":
-                with _storing_alone({*names}):
+            case "remove":
+                with _changing_alone({*names}):
                     self._check_wanted()
                     return self._store.batch_remove(names, True)  # also while somebody reads it
             case "clear":  # prefixes are of letters, digits and colons
@@ -135,7 +138,8 @@ class _Connection:
         raise ValueError(order["kind"])
 
     def _check_wanted(self) -> None:
-        """It may have waited: what was given up meanwhile must not come after later orders."""
+        """Raises ConnectionAbortedError: the order was given up while it waited, and must not be
+        done after later ones."""
         over = select.poll()
         over.register(self._link, select.POLLIN)
         if over.poll(0):
@@ -147,12 +151,12 @@ class _Connection:
         return [at + number * stride for number in range(len(sizes))], sizes
 
     def _checked(self, codes: list[int]) -> list[int]:
-        self._are_used |= any(code < 0 and code not in _OK_AFTERWARDS for code in codes)
+        self._may_be_used |= any(code < 0 and code not in _OK_AFTERWARDS for code in codes)
         return codes
 
 
 def _set_up(settings: dict[str, Any]) -> tuple[Any, str]:
-    """The client, or why there is none."""
+    """Returns the client, and an empty text; or why there is none."""
     try:
         store = import_module("mooncake.store").MooncakeDistributedStore()
     except ImportError as error:
@@ -170,7 +174,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[Any, str]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent says when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides when to end
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(control.recv(MOST_BYTES))
     sys.path[:] = settings["path"]
@@ -196,7 +200,7 @@ def main() -> None:
         stuck = threading.active_count() - 1
         refusal = f"its client is at {stuck} calls already" if stuck >= most else ""
         threading.Thread(target=_Connection(store, link, refusal).run, daemon=True).start()
-    if settings["segment"]:  # what is in it is gone: the master is told
+    if settings["segment"]:  # its blocks are gone: the master must know
         signal.alarm(_CLOSING)
         store.close()
     os._exit(0)

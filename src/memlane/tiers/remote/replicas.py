@@ -21,9 +21,12 @@ import numpy.typing as npt
 
 from memlane import _native
 from memlane._base.arguments import integer_from
+from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import warn
 from memlane.errors import InvalidType
-from memlane.tiers.remote import HEADER, MAGIC, Refusal, Refused, RemoteTier, digest_of
+from memlane.tiers.remote.blocks import HEADER, MAGIC
+from memlane.tiers.remote.tier import RemoteTier
+from memlane.tiers.remote.transport import Refusal, Refused, Transport, digest_of
 from memlane.tiers.tier import Namespace, Rows
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -361,19 +364,22 @@ class _Folder:
                 self._forgotten.pop(pair.number, None)
 
 
-class _Reader:
+class _Reader(Transport):
     """What one thread reads."""
 
     def __init__(self, folder: _Folder) -> None:
         self._folder = folder
 
-    def store(
-        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], timeout: float
+    def put(
+        self,
+        names: Sequence[bytes],
+        values: Sequence[tuple[bytes, memoryview]],
+        deadline: Deadline,
     ) -> list[Refusal | None]:
         return [Refusal("a replica tier only reads") for _ in names]
 
-    def load(
-        self, names: Sequence[bytes], into: Sequence[memoryview], timeout: float
+    def get(
+        self, names: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
     ) -> list[int | Refusal]:
         self._folder.refresh()
         digests = [digest_of(name) for name in names]
@@ -400,7 +406,7 @@ class _Reader:
                 found[at] = -1
         return found
 
-    def ask(self, names: Sequence[bytes], timeout: float) -> list[bool]:
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
         self._folder.refresh()
         digests = [digest_of(name) for name in names]
         places = self._folder.places(digests)
@@ -415,10 +421,10 @@ class _Reader:
             for digest, of_key in zip(digests, places, strict=True)
         ]
 
-    def forget(self, names: Sequence[bytes], timeout: float) -> None:
+    def remove(self, names: Sequence[bytes], deadline: Deadline) -> None:
         self._folder.forget([digest_of(name) for name in names])
 
-    def clear(self, prefix: bytes, timeout: float) -> None:
+    def clear(self, prefix: bytes, deadline: Deadline) -> None:
         self._folder.clear()
 
     def close(self) -> None:

@@ -1,9 +1,12 @@
-"""For whoever waits for a tier: a descriptor that rings, and when to try again what fails."""
+"""Descriptors that wake a waiting thread, and when to try again what has failed. No tier, no I/O
+but that of an eventfd."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from memlane._base.descriptors import new_event
 
@@ -11,17 +14,22 @@ LONGEST_PAUSE = 60.0
 """Seconds between two attempts to reach what does not answer, and between two lines about it."""
 
 
-class Bell:
-    """A descriptor that is readable once it has rung. Closed with its last reference, because a
-    thread may be at it while another closes its owner."""
+class Wakeup:
+    """A descriptor that is readable from `wake` until `clear`.
+
+    It is closed with its last reference, because a thread may wait for it while another closes its
+    owner.
+
+    Attributes:
+        descriptor: an eventfd.
+        wake: makes it readable. A C function: a handler that raises cannot skip a part of it.
+    """
 
     def __init__(self) -> None:
         self.descriptor = new_event()
+        self.wake: Callable[[], object] = partial(os.eventfd_write, self.descriptor, 1)
 
-    def ring(self) -> None:
-        os.eventfd_write(self.descriptor, 1)
-
-    def quiet(self) -> None:
+    def clear(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
@@ -31,10 +39,10 @@ class Bell:
 
 
 class Outage:
-    """How long something that fails is left alone: for a second, then two, four, ... a minute.
+    """How long something that fails is not tried: for a second, then two, four, ... a minute.
 
     Attributes:
-        until: when it is tried again, on the caller's clock in seconds; 0 while it works.
+        until: when it may be tried again, on the caller's clock in seconds; 0 while it works.
     """
 
     def __init__(self) -> None:
@@ -55,14 +63,14 @@ class Outage:
         return is_new
 
     def end(self) -> None:
-        """It works."""
+        """Records a success."""
         self._pause = self.until = 0.0
 
     @property
     def is_open(self) -> bool:
-        """Whether it has failed, and has not worked since."""
+        """Whether it has failed and has not succeeded since."""
         return self._pause > 0.0
 
     def lasts(self, now: float) -> bool:
-        """Whether it is to be left alone."""
+        """Whether it must not be tried yet."""
         return self.until > now

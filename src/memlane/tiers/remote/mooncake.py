@@ -1,8 +1,8 @@
-"""A tier on Mooncake Store. Needs `memlane[mooncake]`.
+"""The tier on Mooncake Store. Needs `memlane[mooncake]`.
 
-Mooncake's client is in a process of its own, which may hang, be killed and be started again; see
-`_mooncake_host`. Blocks go through memory that is shared with it, so that nothing but this process
-ever touches the rows.
+Mooncake's client runs in a process of its own, which may hang, be killed and be started again; see
+`mooncake_host`. Blocks go through memory that is shared with it, so only this process touches the
+rows.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from typing import Any
 import numpy as np
 
 from memlane._base.arguments import integer_from
-from memlane._base.deadline import seconds_of
+from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.descriptors import beyond_standard_streams
-from memlane.errors import InvalidArgument, InvalidType, Unsupported, system_fault
-from memlane.tiers._mooncake_host import MOST_BYTES
-from memlane.tiers.disk import capacity_in_bytes
-from memlane.tiers.remote import Cut, Late, Refusal, Refused, RemoteTier, Unanswered
+from memlane.errors import InvalidArgument, Unsupported, system_fault
+from memlane.tiers.remote.mooncake_host import MOST_BYTES
+from memlane.tiers.remote.tier import RemoteTier
+from memlane.tiers.remote.transport import Cut, Late, Refusal, Refused, Transport, Unanswered
+from memlane.tiers.tier import DIGEST_BYTES, capacity_in_bytes, text
 
-_HOST = Path(__file__).with_name("_mooncake_host.py")
+_HOST = Path(__file__).with_name("mooncake_host.py")
 _MOST_NAMES = 500  # of a message: some 100 bytes each
 _STARTING = 30.0  # seconds that the client may take to set up, in the background
-_FILLING = 1 << 30  # bytes of a segment that it may take a second more for
-_ENDING = 3.0  # seconds that it may take to give its memory back
+_FILLING = 1 << 30  # bytes of a segment for which it may take a second more
+_ENDING = 3.0  # seconds that it may take to release its memory
 _LONGEST_RPC = 30.0  # seconds; Mooncake's own
 _SHORTEST_RPC = 5.0
 _BEING_STORED, _NO_SUCH_KEY, _ALREADY_THERE = -703, -704, -705
@@ -61,14 +62,14 @@ class MooncakeTier(RemoteTier):
             for done in tier.poll():
                 ...
 
-    Each block has a CRC-32C seeded with its key: other bytes than were stored are a miss. A master
-    that does not answer is left alone for a second, then two, up to a minute; meanwhile its blocks
-    fail at once, and the log says so once. Everybody who may reach the master may read the blocks,
-    which encode what prompts were about.
+    Each block has a CRC-32C seeded with its key: bytes other than those that were stored are a
+    miss. A master that does not answer is not tried for a second, then two, up to a minute;
+    meanwhile its blocks fail at once, and the log says so once. Anyone who can reach the master can
+    read the blocks, and blocks reveal prompts.
 
-    Timeouts are in seconds. A batch of up to 32 blocks, or 4 MiB, is under way on each connection;
-    each has a thread, and memory for three batches. Mooncake's client has a process of its own,
-    which ends with the tier, or with this process.
+    A batch of up to 32 blocks, or 4 MiB, is under way on each connection; each has a thread, and
+    memory for three batches. Mooncake's client has a process of its own, which ends with the tier,
+    or with this process.
     """
 
     what = "a Mooncake tier"
@@ -89,31 +90,26 @@ class MooncakeTier(RemoteTier):
         log: str | None = None,
     ) -> None:
         """Args:
-            master: `host:port`, or as Mooncake takes it (`etcd://...`).
-            rows: a writable, contiguous buffer of shape (blocks, bytes), which must not be freed
-                before the tier is closed.
-            namespace: what the same key may mean different blocks under: model, revision, dtype,
-                layout, tenant. Blocks of other namespaces are not found.
-            timeout: of `store`, `load`, `drain` and `close`, in seconds, unless they are given one.
-            connections: 1 to 64, each with a thread.
-            segment: memory that this tier adds to the store, in bytes, or as "16GiB"; it goes with
-                the tier, and so do the blocks in it. For each GiB the constructor may take a second
-                longer than the one to five seconds that the master has to answer.
+            master: `host:port`, or as Mooncake accepts it (`etcd://...`).
+            rows, namespace, timeout, connections: as of every `Tier`; timeout in seconds.
+            segment: memory that this tier adds to the store, in bytes, or as "16GiB". It is removed
+                with the tier, and so are the blocks in it. For each GiB the constructor may take a
+                second longer than the one to five seconds that the master has to answer.
             metadata: where clients find each other: Mooncake's metadata server, or P2PHANDSHAKE.
             protocol: "tcp" or "rdma".
-            device: of RDMA, as Mooncake takes it.
+            device: the RDMA device, as Mooncake accepts it.
             host: where other clients reach this machine; None: its address towards the master.
             log: a file to which Mooncake's messages are added; None: they are dropped.
 
         Raises:
-            InvalidType, InvalidArgument: an argument is none.
+            InvalidType, InvalidArgument: an argument is not valid.
             Unsupported: Mooncake, or a library that it needs, is not installed.
             SystemFault: the master does not answer, Mooncake refuses the settings, there is no
                 memory for the segment, or the log cannot be written to.
         """
         count = integer_from("connections", connections, 1, 64)
         for name, value in (("metadata", metadata), ("protocol", protocol), ("device", device)):
-            _text(name, value)
+            text(name, value)
         nbytes = 0 if _is_zero(segment) else capacity_in_bytes(segment)
         settings = {
             "master": _address(master),
@@ -122,30 +118,30 @@ class MooncakeTier(RemoteTier):
             "protocol": protocol,
             "device": device,
             "connections": count,
-            "host": host if host is None else _text("host", host),
+            "host": host if host is None else text("host", host),
         }
         if log is not None:
-            _text("log", log)
+            text("log", log)
         if find_spec("mooncake") is None:
-            text = "MooncakeTier needs Mooncake: pip install 'memlane[mooncake]'"
-            raise Unsupported(text)
+            raise Unsupported("MooncakeTier needs Mooncake: pip install 'memlane[mooncake]'")
         rpc = min(_LONGEST_RPC, max(_SHORTEST_RPC, seconds_of(timeout)))
         client = self._client = _Client(settings, rpc, log)
 
-        def connect(timeout: float) -> _Connection:
-            return _Connection(client, time.monotonic() + timeout)
+        def connect(deadline: Deadline) -> _Connection:
+            return _Connection(client, deadline)
 
-        def connect_first(timeout: float) -> _Connection:
+        def connect_first(deadline: Deadline) -> _Connection:
+            seconds = deadline.left()
             try:
-                made = connect(timeout + nbytes / _FILLING)
-                made.ask([b"memlane:" + bytes(24)], timeout)
+                made = connect(Deadline(seconds + nbytes / _FILLING))
+                made.ask([b"memlane:" + bytes(DIGEST_BYTES)], Deadline(seconds))
                 return made
             except _NotInstalled as error:
                 raise Unsupported(str(error)) from None
             except (Unanswered, Refused) as error:
                 number = getattr(error.__cause__, "errno", None) or errno.EIO
-                text = f"cannot use the Mooncake master {master}: {error}"
-                raise system_fault(number, text) from None
+                why = f"cannot use the Mooncake master {master}: {error}"
+                raise system_fault(number, why) from None
 
         try:
             super().__init__(
@@ -162,23 +158,26 @@ class MooncakeTier(RemoteTier):
             raise
 
     def close(self, timeout: float | None = None) -> None:
-        """As `RemoteTier.close`. Then Mooncake's client takes the segment back, for which it has
+        """Drains and closes the tier. Then Mooncake's client releases the segment, for which it has
         three seconds more.
+
+        Args:
+            timeout: as of `drain`.
 
         Raises:
             TimedOut: something is still under way, and the tier is still open: its rows must stay.
-            InvalidType, InvalidArgument: `timeout` is no number.
+            InvalidType, InvalidArgument: as `drain`.
         """
         super().close(timeout)
         self._client.close()
 
 
 class _NotInstalled(Unanswered):
-    """Something that Mooncake needs."""
+    """Something that Mooncake needs is not installed."""
 
 
 class _Process:
-    """One process with a client. Each method is called by one thread at a time."""
+    """A process with a client. Each method is called by one thread at a time."""
 
     def __init__(self, settings: dict[str, Any], rpc: float, log: str | None) -> None:
         environment = os.environ.copy()
@@ -213,12 +212,12 @@ class _Process:
             json.dumps(settings | {"parent": os.getpid(), "path": [*map(str, sys.path)]}).encode()
         )
 
-    def wait_until_ready(self, end: float) -> None:
-        """Raises Unanswered."""
+    def wait_until_ready(self, deadline: Deadline) -> None:
+        """Waits until the client is set up. Raises Unanswered."""
         if self._is_ready:
             return
         try:
-            self._control.settimeout(max(1e-6, end - time.monotonic()))
+            self._control.settimeout(max(1e-6, deadline.left(1e9)))
             answer = self._control.recv(MOST_BYTES).decode()
         except TimeoutError:
             if time.monotonic() - self._begun > self._patience:
@@ -238,15 +237,15 @@ class _Process:
             )
         raise _NotInstalled(f"MooncakeTier cannot import mooncake.store: {text}")
 
-    def open(self, end: float) -> socket.socket:
-        """A connection to it. Raises Unanswered."""
+    def open(self, deadline: Deadline) -> socket.socket:
+        """Returns a connection to the process. Raises Unanswered."""
         try:
             own, other = _pair()
         except OSError as error:
             raise Unanswered(f"no connection to its client: {error}") from error
         with other:
             try:
-                self._control.settimeout(max(1e-6, end - time.monotonic()))
+                self._control.settimeout(max(1e-6, deadline.left(1e9)))
                 socket.send_fds(self._control, [b"open"], [other.fileno()])
             except TimeoutError:
                 own.close()
@@ -257,13 +256,13 @@ class _Process:
         return own
 
     def has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has by then."""
+        """Whether the process has ended, after waiting at most `seconds`."""
         over = select.poll()
         over.register(self._descriptor, select.POLLIN)
         return bool(over.poll(1000 * seconds))
 
     def end(self) -> None:
-        """Tells it to end. Waits for nothing."""
+        """Makes the process end. Does not wait."""
         if not self._is_ready:
             self.kill()
         with suppress(OSError):
@@ -274,7 +273,7 @@ class _Process:
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Until it has ended, and is no zombie."""
+        """Waits until the process has ended and was reaped."""
         self._reaper.join(_ENDING)
 
     def __del__(self) -> None:
@@ -285,7 +284,7 @@ class _Process:
 
 
 class _Client:
-    """The process that has it, and the next one if that has ended."""
+    """The process that has the client; another one is started if it has ended."""
 
     def __init__(self, settings: dict[str, Any], rpc: float, log: str | None) -> None:
         self._arguments = (settings, rpc, log)
@@ -293,9 +292,9 @@ class _Client:
         self._lock = threading.Lock()
         self._process: _Process | None = None
 
-    def open(self, end: float) -> socket.socket:
-        """Raises Unanswered."""
-        if not self._lock.acquire(timeout=max(0.0, end - time.monotonic())):
+    def open(self, deadline: Deadline) -> socket.socket:
+        """Returns a connection to the process. Raises Unanswered."""
+        if not self._lock.acquire(timeout=deadline.left(threading.TIMEOUT_MAX)):
             raise Late
         try:
             if self._process is None or self._process.has_ended():
@@ -305,8 +304,8 @@ class _Client:
                     self._process = _Process(settings | {"host": host}, rpc, log)
                 except (OSError, RuntimeError) as error:  # no thread is left
                     raise Unanswered(f"cannot start the process of its client: {error}") from error
-            self._process.wait_until_ready(end)
-            return self._process.open(end)
+            self._process.wait_until_ready(deadline)
+            return self._process.open(deadline)
         finally:
             self._lock.release()
 
@@ -326,36 +325,36 @@ class _Client:
             self._process.end()
 
 
-class _Connection:
-    """To the client's process, with memory that is shared with it."""
+class _Connection(Transport):
+    """A connection to the client's process, with memory that is shared with it."""
 
-    def __init__(self, client: _Client, end: float) -> None:
-        self._link = client.open(end)
+    def __init__(self, client: _Client, deadline: Deadline) -> None:
+        self._link = client.open(deadline)
         # One for each kind: what a load that failed may still write to is never what a store reads.
         self._memories: dict[str, mmap.mmap] = {}
-        self._end = end
 
     # What a tier does ----------------------------------------------------------------------------
 
-    def store(
-        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], timeout: float
+    def put(
+        self,
+        names: Sequence[bytes],
+        values: Sequence[tuple[bytes, memoryview]],
+        deadline: Deadline,
     ) -> list[Refusal | None]:
-        self._end = time.monotonic() + timeout
         sizes = [len(header) + row.nbytes for header, row in values]
-        places, order = self._places("store", sizes)
+        places, order = self._places("put", sizes)
         for place, (header, row) in zip(places, values, strict=True):
             place[: len(header)] = header
             np.copyto(np.frombuffer(place[len(header) :], np.uint8), np.frombuffer(row, np.uint8))
-        codes = _answers(self._call("store", _texts(names), **order))
+        codes = _answers(self._call(deadline, "put", _texts(names), **order))
         return [None if code in _STORED else _refusal(code) for code in codes]
 
-    def load(
-        self, names: Sequence[bytes], into: Sequence[memoryview], timeout: float
+    def get(
+        self, names: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
     ) -> list[int | Refusal]:
-        self._end = time.monotonic() + timeout
-        places, order = self._places("load", [memory.nbytes for memory in into])
+        places, order = self._places("get", [memory.nbytes for memory in into])
         found: list[int | Refusal] = []
-        sizes = _answers(self._call("load", _texts(names), **order))
+        sizes = _answers(self._call(deadline, "get", _texts(names), **order))
         for size, place, memory in zip(sizes, places, into, strict=True):
             if size >= 0:
                 found.append(size)
@@ -365,25 +364,24 @@ class _Connection:
                 found.append(-1 if size in _NOT_THERE else _refusal(size))
         return found
 
-    def ask(self, names: Sequence[bytes], timeout: float) -> list[bool]:
-        self._end = time.monotonic() + timeout
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
         there = [
-            code for some in _parts(_texts(names)) for code in _answers(self._call("ask", some))
+            code
+            for some in _parts(_texts(names))
+            for code in _answers(self._call(deadline, "ask", some))
         ]
         if wrong := [code for code in there if code < 0]:
             raise Refused(str(_refusal(wrong[0])))
         return [code > 0 for code in there]
 
-    def forget(self, names: Sequence[bytes], timeout: float) -> None:
-        self._end = time.monotonic() + timeout
+    def remove(self, names: Sequence[bytes], deadline: Deadline) -> None:
         for some in _parts(_texts(names)):
-            for code in _answers(self._call("forget", some)):
+            for code in _answers(self._call(deadline, "remove", some)):
                 if code < 0 and code != _NO_SUCH_KEY:
                     raise Refused(str(_refusal(code)))
 
-    def clear(self, prefix: bytes, timeout: float) -> None:
-        self._end = time.monotonic() + timeout
-        (code,) = _answers(self._call("clear", [prefix.decode()]))
+    def clear(self, prefix: bytes, deadline: Deadline) -> None:
+        (code,) = _answers(self._call(deadline, "clear", [prefix.decode()]))
         if code < 0:
             raise Refused(str(_refusal(code)))
 
@@ -395,7 +393,7 @@ class _Connection:
     # Messages ------------------------------------------------------------------------------------
 
     def _places(self, kind: str, sizes: list[int]) -> tuple[list[memoryview], dict[str, Any]]:
-        """Memory for values of these sizes, and what an order says of it."""
+        """Returns memory for values of these sizes, and the part of an order that describes it."""
         stride = -(-max(sizes) // 64) * 64
         needed = stride * len(sizes)
         order: dict[str, Any] = {"sizes": sizes, "stride": stride}
@@ -416,13 +414,20 @@ class _Connection:
         view = memoryview(memory)
         return [view[at * stride : at * stride + size] for at, size in enumerate(sizes)], order
 
-    def _call(self, kind: str, names: Sequence[str], descriptor: int = -1, **order: Any) -> Any:
+    def _call(
+        self,
+        deadline: Deadline,
+        kind: str,
+        names: Sequence[str],
+        descriptor: int = -1,
+        **order: Any,
+    ) -> Any:
         order |= {"kind": kind, "names": names}
         try:
-            self._arm()
+            self._arm(deadline)
             fds = [] if descriptor < 0 else [descriptor]
             socket.send_fds(self._link, [json.dumps(order).encode()], fds)
-            self._arm()
+            self._arm(deadline)
             data = self._link.recv(MOST_BYTES)
         except TimeoutError:
             raise Late from None
@@ -438,11 +443,10 @@ class _Connection:
             raise Unanswered(answer)
         return answer
 
-    def _arm(self) -> None:
-        left = self._end - time.monotonic()
-        if left <= 0:
+    def _arm(self, deadline: Deadline) -> None:
+        if deadline.has_passed():
             raise Late
-        self._link.settimeout(left)
+        self._link.settimeout(max(1e-6, deadline.left(1e9)))
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -452,8 +456,8 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _texts(names: Sequence[bytes]) -> list[str]:
-    """Mooncake's names are text; those of a tier end in 24 bytes of a digest."""
-    return [name[:-24].decode() + name[-24:].hex() for name in names]
+    """Returns names as text, which Mooncake's are: the digest in hexadecimal digits."""
+    return [name[:-DIGEST_BYTES].decode() + name[-DIGEST_BYTES:].hex() for name in names]
 
 
 def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -462,7 +466,7 @@ def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _answers(codes: list[int]) -> list[int]:
-    """Of each block. Raises Unanswered: the master has not."""
+    """Returns the code of each block. Raises Unanswered if the master did not answer."""
     if wrong := [code for code in codes if code in _RPC]:
         kind = "does not answer" if wrong[0] == -901 else "cannot be reached"
         raise Unanswered(f"the Mooncake master {kind} (code {wrong[0]})")
@@ -473,27 +477,21 @@ def _refusal(code: int) -> Refusal:
     return Refusal(f"{_WHY.get(code, 'Mooncake refuses it')} (code {code})")
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidType(f"{name} must be a string, not {type(value).__name__}")
-    return value
-
-
 def _is_zero(segment: object) -> bool:
     return not isinstance(segment, (str, bool)) and segment == 0
 
 
 def _address(master: object) -> str:
-    text = _text("master", master)
-    host, _, port = text.rpartition(":")
+    address = text("master", master)
+    host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
-    if "://" not in text and not (host and is_port):
-        raise InvalidArgument(f"master must be host:port, or as etcd://..., not {text!r}")
-    return text
+    if "://" not in address and not (host and is_port):
+        raise InvalidArgument(f"master must be host:port, or as etcd://..., not {address!r}")
+    return address
 
 
 def _own_address(master: str) -> str:
-    """The address of this machine that reaches the master. Raises Unanswered."""
+    """Returns the address of this machine towards the master. Raises Unanswered."""
     if "://" in master:
         return socket.gethostname()
     host, _, port = master.rpartition(":")

@@ -1,8 +1,8 @@
-"""A tier on an object store: S3, Google Cloud Storage, Azure. Needs `memlane[s3]`.
+"""The tier on an object store: S3, Google Cloud Storage, Azure. Needs `memlane[s3]`.
 
-obstore talks to the store. A request costs tens of milliseconds and money, so the blocks of a batch
-share one object, a pack. Its name lists them: whoever lists the names knows every block that is
-there, and reads no object for it.
+obstore makes the requests. A request costs tens of milliseconds and money, so the blocks of a batch
+share one object, a pack. Its name lists them: a list of the names shows every block that is there,
+and no object is read for it.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ from queue import SimpleQueue
 from typing import Any
 
 from memlane._base.arguments import integer_from
-from memlane._base.deadline import seconds_of
+from memlane._base.deadline import Deadline, seconds_of
 from memlane._importing import fork_waits
-from memlane.errors import (
-    AccessRefused,
-    InvalidArgument,
-    InvalidType,
-    Unsupported,
-    system_fault,
+from memlane.errors import AccessRefused, InvalidArgument, Unsupported, system_fault
+from memlane.tiers.remote.blocks import HEADER
+from memlane.tiers.remote.packs import KEY_BYTES, Index, Pack, now_ms, path_from, path_of
+from memlane.tiers.remote.tier import RemoteTier
+from memlane.tiers.remote.transport import (
+    Late,
+    Refusal,
+    Refused,
+    Transport,
+    Unanswered,
+    digest_of,
 )
-from memlane.tiers._packs import KEY_BYTES, Index, Pack, now_ms, path_from, path_of
-from memlane.tiers.remote import HEADER, Late, Refusal, Refused, RemoteTier, Unanswered, digest_of
-from memlane.tiers.tier import Namespace, Rows
+from memlane.tiers.tier import Namespace, Rows, text
 
 _GAP = 1 << 20  # bytes that are read for nothing rather than asked for twice
-_AT_ONCE = 8  # requests of one carrier
+_AT_ONCE = 8  # requests of one connection
 _PAGE = 1000  # names in one answer of a list, and in one order to delete
 _EVERY = 1.0  # seconds between two lists, at least
 _SHARE = 4  # the time between two lists is so many times what one takes, at least
-_SLACK = 120_000  # milliseconds that clocks may differ, and a put may take
+_SLACK = 120_000  # milliseconds by which clocks may differ, and that a put may take
 _FULL = 600.0  # seconds between two lists of everything
-_FIRST = 0.5  # of the time that the constructor has, for a list of everything
-_SLICE = 0.5  # seconds of a list of everything, for one question or load
+_FIRST = 0.5  # share of the constructor's time that a list of everything may take
+_SLICE = 0.5  # seconds of a list of everything that one question or load may take
 _LONGEST = 3600.0
-_ANSWERS = range(400, 500)  # of HTTP: the server is well
-_BUSY = (408, 429)  # but then it is not
+_ANSWERS = range(400, 500)  # HTTP statuses of a server that works
+_BUSY = (408, 429)  # those among them of one that does not
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 
 
@@ -61,19 +64,19 @@ class ObjectTier(RemoteTier):
             for done in tier.poll():
                 ...
 
-    The blocks of a batch, up to 32 or 4 MiB, are one object. The tier knows by their names what is
-    there: it lists them when it is opened, and what is new when it is asked for keys that it does
-    not know, once a second at most. The clocks of the machines must agree to within two minutes.
-    `forget` removes whole objects: the blocks beside a forgotten one become misses. Nothing is
-    evicted: give the bucket a lifecycle rule.
+    The blocks of a batch, up to 32 or 4 MiB, are one object. The names of the objects show which
+    blocks are there: the tier lists them when it is opened, and new ones when it is asked for keys
+    that it does not know, once a second at most. The clocks of the machines must agree to within
+    two minutes. `forget` removes whole objects: the blocks beside a forgotten one become misses.
+    Nothing is evicted: give the bucket a lifecycle rule.
 
-    Each block has a CRC-32C seeded with its key: other bytes than were stored are a miss. A server
-    that does not answer is left alone for a second, then two, up to a minute; meanwhile its blocks
-    fail at once, and the log says so once. Everybody who may read the bucket may read the blocks,
-    which encode what prompts were about.
+    Each block has a CRC-32C seeded with its key: bytes other than those that were stored are a
+    miss. A server that does not answer is not tried for a second, then two, up to a minute;
+    meanwhile its blocks fail at once, and the log says so once. Anyone who can read the bucket can
+    read the blocks, and blocks reveal prompts.
 
-    Timeouts are in seconds. One batch is under way on each of the `connections`; each has a thread,
-    and memory for a batch and a copy of it.
+    One batch is under way on each of the `connections`; each has a thread, and memory for a batch
+    and a copy of it.
     """
 
     what = "an object tier"
@@ -89,20 +92,15 @@ class ObjectTier(RemoteTier):
         **options: Any,
     ) -> None:
         """Args:
-            url: as obstore takes it: `s3://bucket/prefix`, `gs://bucket/prefix`,
+            url: as obstore accepts it: `s3://bucket/prefix`, `gs://bucket/prefix`,
                 `az://container/prefix`, or `file:///folder`.
-            rows: a writable, contiguous buffer of shape (blocks, bytes), which must not be freed
-                before the tier is closed.
-            namespace: what the same key may mean different blocks under: model, revision, dtype,
-                layout, tenant. Blocks of other namespaces are not found.
-            timeout: of `store`, `load`, `drain` and `close`, in seconds, unless they are given one;
-                also of a request.
-            connections: 1 to 64, each with a thread.
-            options: of obstore's `from_url`, as `endpoint`, `region`, `access_key_id`,
+            rows, namespace, timeout, connections: as of every `Tier`; timeout in seconds, also of
+                a request.
+            options: of obstore's `from_url`, such as `endpoint`, `region`, `access_key_id`,
                 `client_options` and `retry_config`.
 
         Raises:
-            InvalidType, InvalidArgument: an argument is none.
+            InvalidType, InvalidArgument: an argument is not valid.
             Unsupported: obstore is not installed, or was used before this process was forked.
             AccessRefused: the server refuses these credentials, or this bucket.
             SystemFault: there is no such bucket, or the server cannot be reached.
@@ -112,20 +110,19 @@ class ObjectTier(RemoteTier):
                 import obstore
         except ImportError:
             raise Unsupported("ObjectTier needs obstore: pip install 'memlane[s3]'") from None
-        if not isinstance(url, str):
-            raise InvalidType(f"url must be a string, not {type(url).__name__}")
+        text("url", url)
         count = integer_from("connections", connections, 1, 64)
         _process.check()
         store = _open(obstore, url, seconds_of(timeout), options)
         folder = Namespace(namespace).id.hex()
         bucket = _Bucket(obstore, store, folder, HEADER.size + Rows(rows).nbytes)
 
-        def connect(_: float) -> _Carrier:
-            return _Carrier(bucket)
+        def connect(_: Deadline) -> _Requests:
+            return _Requests(bucket)
 
-        def connect_first(timeout: float) -> _Carrier:
-            _first_list(bucket, timeout)
-            return _Carrier(bucket)
+        def connect_first(deadline: Deadline) -> _Requests:
+            _first_list(bucket, deadline.left())
+            return _Requests(bucket)
 
         super().__init__(
             rows,
@@ -139,7 +136,7 @@ class ObjectTier(RemoteTier):
 
 
 def _open(obstore: Any, url: str, timeout: float, options: dict[str, Any]) -> Any:
-    """The store of that URL. Nothing is asked of it."""
+    """Returns the store of that URL. No request is made."""
     errors = obstore.exceptions
     limit = timedelta(seconds=min(_LONGEST, max(1.0, timeout)))
     client = {"timeout": limit, "connect_timeout": min(limit, timedelta(seconds=5))}
@@ -152,10 +149,10 @@ def _open(obstore: Any, url: str, timeout: float, options: dict[str, Any]) -> An
         store = obstore.store.from_url(url, **settings)
     except (errors.BaseError, ValueError, TypeError, KeyError) as error:
         if "LocalFileSystem" in str(error):
-            text = f"cannot use the object store: {_text(error)}"
-            raise system_fault(errno.ENOENT, text) from None
+            why = f"cannot use the object store: {_text(error)}"
+            raise system_fault(errno.ENOENT, why) from None
         raise InvalidArgument(
-            f"url or options are none that obstore takes: {_text(error)}"
+            f"obstore does not accept this url or these options: {_text(error)}"
         ) from None
     if isinstance(store, obstore.store.HTTPStore):
         raise InvalidArgument(f"url must be of an object store, not {url.partition(':')[0]}")
@@ -163,19 +160,19 @@ def _open(obstore: Any, url: str, timeout: float, options: dict[str, Any]) -> An
 
 
 def _first_list(bucket: _Bucket, timeout: float) -> None:
-    """In a thread of its own: the caller's may run an event loop. Raises what the constructor
-    does."""
+    """Lists what is there, in a thread of its own: the caller's may run an event loop. Raises what
+    the constructor raises."""
     results: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run() -> None:
-        carrier = _Carrier(bucket)
+        requests = _Requests(bucket)
         try:
-            bucket.refresh(carrier, time.monotonic() + timeout, seconds=_FIRST * timeout)
+            bucket.refresh(requests, time.monotonic() + timeout, seconds=_FIRST * timeout)
             results.put(None)
         except BaseException as error:
             results.put(error)
         finally:
-            carrier.close()
+            requests.close()
 
     try:
         threading.Thread(target=run, name="memlane-tier-list", daemon=True).start()
@@ -198,13 +195,14 @@ def _first_list(bucket: _Bucket, timeout: float) -> None:
 
 
 class _Bucket:
-    """What the carriers share: the store, the index, and whose turn it is to list.
+    """What the connections share: the store, the index of what is there, and the lists of it.
 
     Attributes:
+        obstore, store: the module, and its store.
         folder: of the namespace.
-        value_bytes: of a block with its header.
-        index: of what is there, as far as it was listed.
-        refusals: exceptions of obstore that say so.
+        value_bytes: size of a block with its header.
+        index: what is there, as far as it was listed.
+        refusals: obstore's exceptions for a client that may not do this.
     """
 
     def __init__(self, obstore: Any, store: Any, folder: str, value_bytes: int) -> None:
@@ -216,7 +214,7 @@ class _Bucket:
             errors.PermissionDeniedError,
             errors.UnauthenticatedError,
         )
-        self._turn = threading.Lock()  # the rest is its holder's
+        self._listing = threading.Lock()  # what follows is read and changed with it
         self._everything: AsyncIterator[Any] | None = None  # a list that has not ended
         self._everything_at = -inf  # when the last one began
         self._begun = 0.0  # the one that has not ended
@@ -225,15 +223,17 @@ class _Bucket:
         self._listed_ms = 0  # the same, since the epoch
 
     def refresh(
-        self, carrier: _Carrier, end: float, *, seconds: float | None = None, fully: bool = False
+        self, requests: _Requests, end: float, *, seconds: float | None = None, fully: bool = False
     ) -> None:
-        """Lists what is new, if it is time for it; of a list of everything as much as fits these
-        seconds. `fully`: in any case, and to the end.
+        """Lists what is new, if the last list is old enough. Raises Unanswered or Refused.
 
-        Raises Unanswered or Refused.
+        Args:
+            end: the deadline, on the clock `time.monotonic()`.
+            seconds: how long a list of everything may take now; it goes on with the next call.
+            fully: lists in any case, and to the end.
         """
         asked = time.monotonic()
-        with _LockedUntil(self._turn, end):
+        with _LockedUntil(self._listing, end):
             now = time.monotonic()
             is_time = fully or now >= self._next
             if self._everything is None and is_time and now >= self._everything_at + _FULL:
@@ -243,7 +243,7 @@ class _Bucket:
             if self._everything is not None:
                 until = inf if fully else now + (_SLICE if seconds is None else seconds)
                 try:
-                    is_all = carrier.run(partial(self._read, self._everything, until), end)
+                    is_all = requests.run(partial(self._read, self._everything, until), end)
                 except BaseException:
                     self._everything = None  # what it has read of a page is lost with it
                     self._next = time.monotonic() + _EVERY
@@ -257,7 +257,7 @@ class _Bucket:
                 before = self._listed, self._listed_ms
                 begun = self._begin_list()
                 try:
-                    carrier.run(partial(self._read, self._list(since), inf), end)
+                    requests.run(partial(self._read, self._list(since), inf), end)
                 except BaseException:
                     self._listed, self._listed_ms = before
                     self._next = time.monotonic() + _EVERY
@@ -276,7 +276,7 @@ class _Bucket:
         return stream
 
     async def _read(self, stream: AsyncIterator[Any], until: float) -> bool:
-        """Whether it has read all of it by then."""
+        """Reads a list. Returns False if it has more at that time."""
         async for page in stream:
             self.index.add(self._packs(page))
             if time.monotonic() >= until:
@@ -287,19 +287,21 @@ class _Bucket:
         packs = (Pack.named(self.folder, each["path"], each["size"]) for each in page)
         return [pack for pack in packs if pack is not None]
 
-    def forget(self, carrier: _Carrier, keys: Sequence[bytes], end: float) -> None:
-        self.refresh(carrier, end, fully=True)
+    def remove(self, requests: _Requests, keys: Sequence[bytes], end: float) -> None:
+        """Removes all packs that have one of these keys."""
+        self.refresh(requests, end, fully=True)
         paths = self.index.having(keys)
-        carrier.run(partial(self._delete, paths), end)
+        requests.run(partial(self._delete, paths), end)
 
-    def clear(self, carrier: _Carrier, end: float) -> None:
-        with _LockedUntil(self._turn, end):
+    def clear(self, requests: _Requests, end: float) -> None:
+        """Removes all packs of the namespace."""
+        with _LockedUntil(self._listing, end):
             self._everything = None
             self._everything_at = -inf  # what is not removed is found again
             self.index.begin_round()
             removed: list[str] = []
             try:
-                carrier.run(partial(self._clear, removed), end)
+                requests.run(partial(self._clear, removed), end)
             except Late:
                 if removed:
                     raise Refused(
@@ -333,7 +335,7 @@ class _Bucket:
 
 
 class _LockedUntil:
-    """A lock, for which somebody waits until a time. Raises Late."""
+    """A lock that is waited for until a time; then it raises Late."""
 
     def __init__(self, lock: threading.Lock, end: float) -> None:
         self._lock, self._end = lock, end
@@ -347,11 +349,11 @@ class _LockedUntil:
 
 
 async def _all(work: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Does it, some at once. Raises the first of its errors once all have ended."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+    """Runs all, a few at once. Raises the first of the errors once all have ended."""
+    places = asyncio.Semaphore(_AT_ONCE)
 
     async def do(one: Callable[[], Awaitable[None]]) -> None:
-        async with turns:
+        async with places:
             await one()
 
     results = await asyncio.gather(*map(do, work), return_exceptions=True)
@@ -360,25 +362,27 @@ async def _all(work: Iterable[Callable[[], Awaitable[None]]]) -> None:
             raise result
 
 
-# Carriers -----------------------------------------------------------------------------------------
+# Requests -----------------------------------------------------------------------------------------
 
 
-class _Carrier:
-    """One thread's requests. They are asynchronous ones, because those end at their deadline, and
-    several go at once. The connections are obstore's own."""
+class _Requests(Transport):
+    """The requests of one thread. They are asynchronous, because those end at their deadline, and
+    several are made at once. The connections are obstore's own."""
 
     def __init__(self, bucket: _Bucket) -> None:
         self._bucket = bucket
-        self._loop: asyncio.AbstractEventLoop | None = None  # until it is used
+        self._loop: asyncio.AbstractEventLoop | None = None  # from its first use on
         self._task: asyncio.Task[Any] | None = None
         self._busy = threading.Lock()
 
     # What a tier does ----------------------------------------------------------------------------
 
-    def store(
-        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], timeout: float
+    def put(
+        self,
+        names: Sequence[bytes],
+        values: Sequence[tuple[bytes, memoryview]],
+        deadline: Deadline,
     ) -> list[Refusal | None]:
-        end = time.monotonic() + timeout
         refusals: list[Refusal | None] = [None] * len(names)
         keys = _keys(names)
         size = self._bucket.value_bytes
@@ -390,7 +394,7 @@ class _Carrier:
         packed = [keys[at] for at in new]
         pack = Pack(path_of(self._bucket.folder, packed), packed, len(data))
         try:
-            self.run(partial(self._put, pack.path, data), end)
+            self.run(partial(self._put, pack.path, data), deadline.end)
         except Refused as error:
             for at in new:
                 refusals[at] = Refusal(error)
@@ -405,24 +409,23 @@ class _Carrier:
         except FileNotFoundError as error:
             raise Refused(_text(error)) from error  # there is no such bucket
 
-    def load(
-        self, names: Sequence[bytes], into: Sequence[memoryview], timeout: float
+    def get(
+        self, names: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
     ) -> list[int | Refusal]:
-        end = time.monotonic() + timeout
         found: list[int | Refusal] = [-1] * len(names)
         keys = _keys(names)
-        missing = self._load(keys, range(len(names)), into, found, end)
+        missing = self._get_known(keys, range(len(names)), into, found, deadline.end)
         if missing:
             try:
-                self._bucket.refresh(self, end)
+                self._bucket.refresh(self, deadline.end)
             except Refused as error:
                 for at in missing:
                     found[at] = Refusal(error)
                 return found
-            self._load(keys, missing, into, found, end)
+            self._get_known(keys, missing, into, found, deadline.end)
         return found
 
-    def _load(
+    def _get_known(
         self,
         keys: Sequence[bytes],
         places: Sequence[int],
@@ -430,7 +433,7 @@ class _Carrier:
         found: list[int | Refusal],
         end: float,
     ) -> list[int]:
-        """What is in the index. Returns what is not."""
+        """Gets what is in the index. Returns the places of what is not."""
         missing: list[int] = []
         by_pack: dict[str, list[tuple[int, int]]] = defaultdict(list)  # offset and place
         packs: dict[str, Pack] = {}
@@ -453,7 +456,7 @@ class _Carrier:
 
         async def get(pack: Pack, run: list[tuple[int, int]]) -> None:
             try:
-                got: int | Refusal = await self._get(pack, run, into)
+                got: int | Refusal = await self._get_run(pack, run, into)
             except Unanswered as error:
                 failures.append(error)
                 got = Refusal(error)
@@ -472,10 +475,10 @@ class _Carrier:
             raise Unanswered(str(failures[0]))
         return missing
 
-    async def _get(
+    async def _get_run(
         self, pack: Pack, run: list[tuple[int, int]], into: Sequence[memoryview]
     ) -> int | Refusal:
-        """What `load` returns for these blocks, which lie near each other in a pack."""
+        """Gets blocks that lie near each other in a pack. Returns what `get` returns for each."""
         size = self._bucket.value_bytes
         first, last = run[0][0], run[-1][0] + size
         bucket = self._bucket
@@ -500,7 +503,7 @@ class _Carrier:
         return size
 
     async def _is_cut(self, pack: Pack, error: BaseException) -> bool:
-        """Whether an object is shorter than its list has said, and that has caused this."""
+        """Whether the error came because the object is shorter than the list showed."""
         status = _status(error)
         if status is not None or "HTTP" in str(error):
             return status == 416
@@ -510,21 +513,20 @@ class _Carrier:
             return bool(meta["size"] != pack.size)
         return False
 
-    def ask(self, names: Sequence[bytes], timeout: float) -> list[bool]:
-        end = time.monotonic() + timeout
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
         keys = _keys(names)
         size = self._bucket.value_bytes
         found = self._bucket.index.find(keys, size)
         if any(pack is None or pack.value_bytes != size for pack in found):
-            self._bucket.refresh(self, end)
+            self._bucket.refresh(self, deadline.end)
             found = self._bucket.index.find(keys, size)
         return [pack is not None and pack.value_bytes == size for pack in found]
 
-    def forget(self, names: Sequence[bytes], timeout: float) -> None:
-        self._bucket.forget(self, _keys(names), time.monotonic() + timeout)
+    def remove(self, names: Sequence[bytes], deadline: Deadline) -> None:
+        self._bucket.remove(self, _keys(names), deadline.end)
 
-    def clear(self, prefix: bytes, timeout: float) -> None:
-        self._bucket.clear(self, time.monotonic() + timeout)
+    def clear(self, prefix: bytes, deadline: Deadline) -> None:
+        self._bucket.clear(self, deadline.end)
 
     def close(self) -> None:
         with self._busy:
@@ -532,10 +534,10 @@ class _Carrier:
                 self._loop.close()
                 self._loop = None
 
-    # Requests ------------------------------------------------------------------------------------
+    # The event loop ------------------------------------------------------------------------------
 
     def run(self, work: Callable[[], Awaitable[Any]], end: float) -> Any:
-        """Does it in this thread. Raises Unanswered or Refused."""
+        """Runs `work` in this thread until that time. Raises Unanswered or Refused."""
         with self._busy:
             if _process.is_over:
                 raise Refused("the interpreter ends")
@@ -566,7 +568,7 @@ class _Carrier:
         return kind(_text(error))
 
     def give_up(self) -> None:
-        """Ends what is under way, from another thread."""
+        """Ends what is under way; called by another thread."""
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
             with suppress(RuntimeError):  # it was closed meanwhile
@@ -578,8 +580,8 @@ class _Carrier:
 async def _until(
     work: Callable[[], Awaitable[Any]], end: float
 ) -> tuple[Any, BaseException | None]:
-    """What it returns, and what it raises. Raised further it would be in a cycle with its task, and
-    keep the rows that are being stored."""
+    """Returns what `work` returns, and what it raises: an error that is raised further would be in
+    a cycle with its task, and keep the rows that are being stored."""
     try:
         async with asyncio.timeout(max(0.0, end - time.monotonic())):
             return await work(), None
@@ -588,12 +590,12 @@ async def _until(
 
 
 def _keys(names: Sequence[bytes]) -> list[bytes]:
-    """Of names that end with digests of 24 bytes."""
+    """Returns the keys by which the index knows these names."""
     return [digest_of(name)[:KEY_BYTES] for name in names]
 
 
 def _runs(wanted: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """Offsets and places, in groups that one request reads."""
+    """Groups offsets and places so that one request reads each group."""
     runs: list[list[tuple[int, int]]] = []
     for each in sorted(wanted):
         if runs and each[0] - (runs[-1][-1][0] + size) <= _GAP:
@@ -604,31 +606,31 @@ def _runs(wanted: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, 
 
 
 def _status(error: BaseException) -> int | None:
-    """Of HTTP, if the server has answered with one."""
+    """Returns the HTTP status that the server answered with, if it did."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 
 
 def _text(error: BaseException) -> str:
-    """Without the part that is for the makers of obstore, on one line."""
-    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    return text[:400] or type(error).__name__
+    """Returns the text of an error on one line, without the part for obstore's developers."""
+    line = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    return line[:400] or type(error).__name__
 
 
 # The process --------------------------------------------------------------------------------------
 
 
 class _Process:
-    """obstore's threads take the interpreter's lock when a request ends. Where the interpreter is
-    ending they must not, so requests end before it does."""
+    """Ends all requests before the interpreter ends: obstore's threads take its lock when a request
+    ends, which they must not do then."""
 
     def __init__(self) -> None:
-        self.busy: set[_Carrier] = set()
+        self.busy: set[_Requests] = set()
         self.is_over = False
         self._pid = 0
 
     def check(self) -> None:
-        """Raises Unsupported: obstore's threads are the parent's."""
+        """Raises Unsupported in a forked child: obstore's threads are the parent's."""
         if self._pid == 0:
             self._pid = os.getpid()
             atexit.register(self._end)
@@ -639,8 +641,8 @@ class _Process:
         if self._pid != os.getpid():
             return
         self.is_over = True
-        for carrier in [*self.busy]:
-            carrier.give_up()
+        for requests in [*self.busy]:
+            requests.give_up()
 
 
 _process = _Process()
