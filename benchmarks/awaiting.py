@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
 import pickle
 import resource
@@ -34,6 +33,7 @@ import zmq
 import zmq.asyncio
 
 from benchmarks.machine import describe
+from benchmarks.turns import SPAWN, aside, in_turns
 from memlane import Handle, MessageQueue
 from memlane.testing import local_queue
 
@@ -61,12 +61,12 @@ def paced(count: int, send: Callable[[dict[str, Any]], object]) -> None:
         due += PACE
 
 
-def memlane_sender(handle: Connection, count: int, n_local: int = 1) -> None:
+def memlane_sender(pipe: Connection, count: int, n_local: int = 1) -> None:
     with MessageQueue(1, n_local, connect_ip=None if n_local else "127.0.0.1") as queue:
-        handle.send(queue.export_handle())
+        pipe.send(queue.export_handle())
         queue.wait_until_ready(30)
         paced(count, queue.enqueue)
-        handle.recv()
+        pipe.recv()
 
 
 def pipe_sender(pipe: Connection, count: int) -> None:
@@ -140,27 +140,22 @@ def by_zmq(socket: zmq.asyncio.Socket, count: int) -> Latencies:
 
 def run(way: str, count: int) -> Latencies:
     """One round of that way, with a sender of its own; the first tenth is warm-up."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    receive: Callable[[Any, int], Latencies]
-    source: Any = here
+    source: Any = None
     with ExitStack() as stack:
         if way.endswith("zmq.asyncio"):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             zmq_context = stack.enter_context(zmq.asyncio.Context())
-            socket = stack.enter_context(zmq_context.socket(zmq.PULL))
+            source = socket = stack.enter_context(zmq_context.socket(zmq.PULL))
             socket.bind("tcp://127.0.0.1:*" if "tcp" in way else f"ipc://{folder}/socket")
             address = str(socket.get(zmq.LAST_ENDPOINT), "utf-8")  # type: ignore[arg-type]
-            role, args = zmq_sender, [there, address, count]
-            receive, source = by_zmq, socket
+            call: tuple[Any, ...] = (zmq_sender, by_zmq, address, count)
         else:
             role, receive, *more = MEMLANE_AND_PIPE[way]
-            args = [there, count, *more]
-        sender = context.Process(target=role, args=tuple(args))
-        sender.start()
-        latencies = receive(source, count)
-        here.send(None)
-        sender.join()
+            call = (role, receive, count, *more)
+        role, receive, *args = call
+        sender = stack.enter_context(aside(role, *args, context=SPAWN))
+        latencies: Latencies = receive(source or sender.pipe, count)
+        sender.pipe.send(None)
     return latencies[count // 10 :]
 
 
@@ -174,10 +169,7 @@ WAYS = ("adequeue", "pipe", "zmq.asyncio", "dequeue", "remote adequeue", "tcp zm
 
 
 def show_latencies(rounds: int, count: int) -> None:
-    medians: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(rounds):
-        for way in WAYS:
-            medians[way].append(statistics.median(run(way, count)))
+    medians = in_turns(rounds, WAYS, lambda way: statistics.median(run(way, count)))
     reference = statistics.median(medians["pipe"])
     print(f"p50 of {count} messages, one every {PACE * 1e3:g} ms, median of {rounds} rounds")
     for way in WAYS:

@@ -13,8 +13,9 @@ from pathlib import Path
 from benchmarks import plot, report
 from benchmarks.bars import Bar
 from benchmarks.machine import describe
-from memlane.cli.bench.results import CellResult, Results
-from memlane.cli.bench.session import Workspace
+from benchmarks.results import Results
+from memlane.cli.bench.measure import CellResult
+from memlane.cli.bench.processes import Workspace
 
 RESULTS = Path(__file__).parent / "results"
 

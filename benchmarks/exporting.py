@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.machine import describe
+from benchmarks.turns import SPAWN, aside
 from benchmarks.watching import MEMLANE, READERS, cpu_seconds, show_ratios
 from memlane import Handle, MessageQueue
 from memlane.inspect import segments
@@ -28,40 +28,34 @@ from memlane.inspect import segments
 QUEUES, ROUNDS = 20, 5
 
 
-def attach(handles: list[Handle], rank: int, ready: Connection) -> None:
+def attach(pipe: Connection, handles: list[Handle], rank: int) -> None:
     """A process with a reader of each queue."""
     with ExitStack() as stack:
         for handle in handles:
             stack.enter_context(MessageQueue.create_from_handle(handle, rank))
-        ready.send(None)
-        ready.recv()
+        pipe.send(None)
+        pipe.recv()
 
 
 @contextmanager
 def queues(count: int) -> Iterator[None]:
-    context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         writers = [
             stack.enter_context(MessageQueue(READERS, READERS, max_chunk_bytes=65536))
             for _ in range(count)
         ]
-        pipes, processes = [], []
+        readers = []
         for rank in range(READERS):
-            here, there = context.Pipe()
             handles = [writer.export_handle(rank) for writer in writers]
-            processes.append(context.Process(target=attach, args=(handles, rank, there)))
-            processes[-1].start()
-            pipes.append(here)
-        for pipe in pipes:
-            pipe.recv()
+            readers.append(stack.enter_context(aside(attach, handles, rank, context=SPAWN)))
+        for reader in readers:
+            reader.hear()
         for writer in writers:
             writer.wait_until_ready(30)
             writer.enqueue("a message")
         yield
-        for pipe in pipes:
-            pipe.send(None)
-        for process in processes:
-            process.join()
+        for reader in readers:
+            reader.pipe.send(None)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import signal
 import statistics
@@ -18,16 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from benchmarks import needs
 from benchmarks.machine import describe
+from benchmarks.turns import all_aside, aside, in_turns
 from memlane import Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
-
-ROOT = Path(__file__).parent.parent
-FORK = multiprocessing.get_context("fork")
+from memlane.cli.bench.worker import cpu_ns
 
 READERS = 4
 SILENCE_SECONDS = 60.0
@@ -53,41 +50,33 @@ STATEMENTS = (
 LATENCY_RUNS = 5
 
 
-def _read_all(handle: Handle, rank: int, done: Connection) -> None:
+def _read_all(done: Connection, handle: Handle, rank: int) -> None:
     reader = MessageQueue.create_from_handle(handle, rank)
     for sent_ns in reader:
         done.send(time.monotonic_ns() - sent_ns)
 
 
-def _cpu_ns(process: BaseProcess) -> int:
-    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
-
-
 def idle_readers() -> tuple[float, float, float]:
     """CPU of all blocked readers, in % of one core, first and after a silence; us to wake all."""
-    with MessageQueue(READERS, READERS) as queue:
-        here, there = FORK.Pipe()
-        readers = [
-            FORK.Process(target=_read_all, args=(queue.export_handle(), rank, there))
-            for rank in range(READERS)
-        ]
-        for reader in readers:
-            reader.start()
+    with ExitStack() as stack:
+        queue = MessageQueue(READERS, READERS)
+        roles = [(_read_all, queue.export_handle(), rank) for rank in range(READERS)]
+        readers = stack.enter_context(all_aside(roles))
+        stack.callback(queue.close)
         queue.wait_until_ready(timeout=30)
 
         def percent() -> float:
-            before = sum(map(_cpu_ns, readers))
+            before = sum(cpu_ns(reader.pid) for reader in readers)
             threading.Event().wait(IDLE_SECONDS)
-            return (sum(map(_cpu_ns, readers)) - before) / (IDLE_SECONDS * 1e9) * 100
+            used = sum(cpu_ns(reader.pid) for reader in readers) - before
+            return used / (IDLE_SECONDS * 1e9) * 100
 
         threading.Event().wait(0.1)
         first = percent()
         threading.Event().wait(SILENCE_SECONDS)
         later = percent()
         queue.enqueue(time.monotonic_ns())
-        slowest = max(here.recv() for _ in readers)
-    for reader in readers:
-        reader.join()
+        slowest = max(reader.hear() for reader in readers)
     return first, later, slowest / 1e3
 
 
@@ -140,7 +129,7 @@ def native_enqueue() -> tuple[float, float]:
     )
 
 
-def _attach_and_wait(handle: Handle) -> None:
+def _attach_and_wait(_: Connection, handle: Handle) -> None:
     reader = MessageQueue.create_from_handle(handle, 0)
     reader.wait_until_ready(timeout=30)
     signal.pause()
@@ -153,8 +142,8 @@ def _create_and_wait(handles: Connection) -> None:
     signal.pause()
 
 
-def _kill_when_asleep(victim: BaseProcess, sleeper: int) -> list[int]:
-    """Kills `victim` once thread `sleeper` blocks; the time is then appended to the result."""
+def _kill_when_asleep(victim: int, sleeper: int) -> list[int]:
+    """Kills that process once thread `sleeper` blocks; the time is then appended to the result."""
     killed_at: list[int] = []
     state = Path(f"/proc/self/task/{sleeper}/stat")
 
@@ -162,39 +151,38 @@ def _kill_when_asleep(victim: BaseProcess, sleeper: int) -> list[int]:
         while state.read_text().rpartition(")")[2].split()[0] != "S":
             pass
         killed_at.append(time.monotonic_ns())
-        os.kill(victim.pid or 0, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
 
     threading.Thread(target=kill).start()
     return killed_at
 
 
 def _reader_death_ms() -> float:
-    with MessageQueue(1, 1, max_chunk_bytes=64, max_chunks=1) as queue:
-        victim = FORK.Process(target=_attach_and_wait, args=(queue.export_handle(),))
-        victim.start()
+    with (
+        MessageQueue(1, 1, max_chunk_bytes=64, max_chunks=1) as queue,
+        aside(_attach_and_wait, queue.export_handle()) as victim,
+    ):
         queue.wait_until_ready(timeout=30)
         queue.enqueue(0)
-        killed_at = _kill_when_asleep(victim, threading.get_native_id())
+        killed_at = _kill_when_asleep(victim.pid, threading.get_native_id())
         try:
             queue.enqueue(1)
         except ReaderDied:
             noticed = time.monotonic_ns()
-        victim.join()
     return (noticed - killed_at[0]) / 1e6
 
 
 def _writer_death_ms() -> float:
-    here, there = FORK.Pipe()
-    victim = FORK.Process(target=_create_and_wait, args=(there,))
-    victim.start()
-    with MessageQueue.create_from_handle(here.recv(), 0) as queue:
+    with (
+        aside(_create_and_wait) as victim,
+        MessageQueue.create_from_handle(victim.hear(), 0) as queue,
+    ):
         queue.wait_until_ready(timeout=30)
-        killed_at = _kill_when_asleep(victim, threading.get_native_id())
+        killed_at = _kill_when_asleep(victim.pid, threading.get_native_id())
         try:
             queue.dequeue()
         except WriterDied:
             noticed = time.monotonic_ns()
-    victim.join()
     return (noticed - killed_at[0]) / 1e6
 
 
@@ -207,18 +195,16 @@ def deaths() -> tuple[float, float]:
 
 def imports_ms() -> dict[str, float]:
     """Median ms of each statement as the first one of a fresh interpreter; they take turns."""
-    times: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
-    for _ in range(IMPORTS):
-        for statement in STATEMENTS:
-            program = f"import time; t = time.perf_counter(); {statement}; "
-            program += "print(time.perf_counter() - t)"
-            command = [sys.executable, "-c", program]
-            environment = {k: v for k, v in os.environ.items() if k != "MEMLANE_VLLM"}
-            done = subprocess.run(
-                command, check=True, capture_output=True, text=True, env=environment
-            )
-            times[statement].append(float(done.stdout))
-    return {statement: 1e3 * statistics.median(one) for statement, one in times.items()}
+    environment = {k: v for k, v in os.environ.items() if k != "MEMLANE_VLLM"}
+
+    def seconds(statement: str) -> float:
+        program = f"import time; t = time.perf_counter(); {statement}; "
+        command = [sys.executable, "-c", program + "print(time.perf_counter() - t)"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        return float(done.stdout)
+
+    found = in_turns(IMPORTS, STATEMENTS, seconds)
+    return {statement: 1e3 * statistics.median(times) for statement, times in found.items()}
 
 
 def main() -> None:

@@ -13,24 +13,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import multiprocessing
 import pickle
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import zmq
 
 from benchmarks import needs
 from benchmarks.machine import describe
+from benchmarks.turns import aside, in_turns
 from memlane import Gather, GatherHandle
+from memlane.cli.bench.processes import FORK
 
 Receive = Callable[[], int]
 """Takes messages; returns how many."""
-context = multiprocessing.get_context("fork")
+Start = Callable[..., None]
+"""Starts a process with a role and its arguments."""
+Peer = Callable[[Start, int, int, Any], AbstractContextManager[Receive]]
 BATCH = 32
 
 
@@ -52,13 +55,13 @@ def send_all(rank: int, count: int, gate: Any, send: Callable[[dict[str, Any]], 
         send(step)
 
 
-def memlane_writer(handle: GatherHandle, count: int, gate: Any) -> None:
+def memlane_writer(_: Any, handle: GatherHandle, count: int, gate: Any) -> None:
     with Gather.create_from_handle(handle, handle.rank) as writer:
         send_all(handle.rank, count, gate, writer.enqueue)
 
 
 @contextmanager
-def memlane(writers: int, count: int, gate: Any) -> Iterator[Receive]:
+def memlane(start: Start, writers: int, count: int, gate: Any) -> Iterator[Receive]:
     with Gather(writers) as reader:
         for rank in range(writers):
             start(memlane_writer, reader.export_handle(rank), count, gate)
@@ -71,13 +74,13 @@ def memlane(writers: int, count: int, gate: Any) -> Iterator[Receive]:
         yield receive
 
 
-def queue_writer(queue: Any, rank: int, count: int, gate: Any) -> None:
+def queue_writer(_: Any, queue: Any, rank: int, count: int, gate: Any) -> None:
     send_all(rank, count, gate, queue.put)
 
 
 @contextmanager
-def mp_queue(writers: int, count: int, gate: Any) -> Iterator[Receive]:
-    queue = context.Queue()
+def mp_queue(start: Start, writers: int, count: int, gate: Any) -> Iterator[Receive]:
+    queue = FORK.Queue()
     for rank in range(writers):
         start(queue_writer, queue, rank, count, gate)
 
@@ -88,7 +91,7 @@ def mp_queue(writers: int, count: int, gate: Any) -> Iterator[Receive]:
     yield receive
 
 
-def zmq_writer(address: str, rank: int, count: int, gate: Any) -> None:
+def zmq_writer(_: Any, address: str, rank: int, count: int, gate: Any) -> None:
     socket = zmq.Context().socket(zmq.PUSH)
     socket.connect(address)
     send_all(rank, count, gate, lambda step: socket.send(pickle.dumps(step, 5)))
@@ -97,7 +100,7 @@ def zmq_writer(address: str, rank: int, count: int, gate: Any) -> None:
 
 
 @contextmanager
-def zmq_push(writers: int, count: int, gate: Any) -> Iterator[Receive]:
+def zmq_push(start: Start, writers: int, count: int, gate: Any) -> Iterator[Receive]:
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as zeromq:
         address = f"ipc://{folder}/pull"
         with zeromq.socket(zmq.PULL) as socket:
@@ -112,7 +115,7 @@ def zmq_push(writers: int, count: int, gate: Any) -> Iterator[Receive]:
             yield receive
 
 
-def fifo_writer(queue: Any, rank: int, count: int, gate: Any, batch: int) -> None:
+def fifo_writer(_: Any, queue: Any, rank: int, count: int, gate: Any, batch: int) -> None:
     if batch == 1:
         send_all(rank, count, gate, lambda step: queue.put(step, timeout=60))
         return
@@ -123,9 +126,9 @@ def fifo_writer(queue: Any, rank: int, count: int, gate: Any, batch: int) -> Non
         queue.put_many(steps, timeout=60)
 
 
-def faster_fifo(batch: int) -> Callable[[int, int, Any], Any]:
+def faster_fifo(batch: int) -> Peer:
     @contextmanager
-    def peer(writers: int, count: int, gate: Any) -> Iterator[Receive]:
+    def peer(start: Start, writers: int, count: int, gate: Any) -> Iterator[Receive]:
         queue = importlib.import_module("faster_fifo").Queue(max_size_bytes=16 << 20)
         for rank in range(writers):
             start(fifo_writer, queue, rank, count, gate, batch)
@@ -141,35 +144,30 @@ def faster_fifo(batch: int) -> Callable[[int, int, Any], Any]:
     return peer
 
 
-PEERS: dict[str, Callable[[int, int, Any], Any]] = {
+PEERS: dict[str, Peer] = {
     "memlane": memlane,
     "mp.Queue": mp_queue,
     "zmq PUSH/PULL": zmq_push,
     "faster-fifo": faster_fifo(1),
     "faster-fifo, batches": faster_fifo(BATCH),
 }
-_running: list[Any] = []
-
-
-def start(role: Callable[..., None], *arguments: Any) -> None:
-    process = context.Process(target=role, args=arguments, daemon=True)
-    process.start()
-    _running.append(process)
 
 
 def rate(name: str, writers: int, count: int) -> float:
     """Messages a second."""
-    gate = context.Barrier(writers + 1)
+    gate = FORK.Barrier(writers + 1)
     with ExitStack() as stack:
-        receive: Receive = stack.enter_context(PEERS[name](writers, count, gate))
+
+        def start(role: Callable[..., None], *arguments: Any) -> None:
+            stack.enter_context(aside(role, *arguments))
+
+        receive: Receive = stack.enter_context(PEERS[name](start, writers, count, gate))
         gate.wait()
         got = receive()
         begun, first = time.perf_counter(), got
         while got < writers * count:
             got += receive()
         seconds: float = time.perf_counter() - begun
-        while _running:
-            _running.pop().join()
     return (got - first) / seconds
 
 
@@ -181,10 +179,9 @@ def main() -> None:
     arguments = parser.parse_args()
     needs.package("faster_fifo", "the comparison with faster-fifo")
     print(f"{arguments.writers} writers, {arguments.messages} messages each; {describe()}")
-    found: dict[str, list[float]] = {name: [] for name in PEERS}
-    for _ in range(arguments.rounds):
-        for name, rates in found.items():
-            rates.append(rate(name, arguments.writers, arguments.messages))
+    found = in_turns(
+        arguments.rounds, PEERS, lambda name: rate(name, arguments.writers, arguments.messages)
+    )
     medians = {name: statistics.median(rates) for name, rates in found.items()}
     for name, median in medians.items():
         low, high = min(found[name]), max(found[name])

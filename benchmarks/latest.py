@@ -14,24 +14,28 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from benchmarks import needs
 from benchmarks.machine import describe
+from benchmarks.turns import Aside, aside, in_turns
 from memlane import Handle, MessageQueue, WriterClosed
+from memlane.cli.bench.processes import FORK
 
 Frame = np.ndarray[Any, np.dtype[np.uint8]]
 Send = Callable[[Frame], object]
+Start = Callable[..., None]
+"""Starts a process with a kind of reader and its arguments."""
 SIZE = 6 << 20
 RATE = 30
 READERS = 3
@@ -40,30 +44,35 @@ SLOW = 0.15
 END = 255
 READER_CORES: set[int] = set()
 """Where readers run; empty: where they like."""
-context = multiprocessing.get_context("fork")
 
 
 class Reader:
     """What a reader does with frames: it takes their age, and looks at every page."""
 
-    def __init__(self, results: Any, pause: float) -> None:
-        self._results, self._pause = results, pause
-        self._ages: list[float] = []
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self.ages: list[float] = []
 
     def see(self, frame: Frame) -> bool:
         """Whether there are more."""
         now = time.monotonic_ns()
-        self._ages.append((now - int(frame[:8].view(np.int64)[0])) / 1e6)
+        self.ages.append((now - int(frame[:8].view(np.int64)[0])) / 1e6)
         frame[8::4096].max()
         if self._pause:
             time.sleep(self._pause)
         return bool(frame[8] != END)
 
-    def report(self) -> None:
-        self._results.send(self._ages)
+
+def read_all(pipe: Connection, kind: Callable[..., None], pause: float, *arguments: Any) -> None:
+    """A reader's process: sends the ages of its frames."""
+    if READER_CORES:
+        os.sched_setaffinity(0, READER_CORES)
+    reader = Reader(pause)
+    kind(reader, *arguments)
+    pipe.send(reader.ages)
 
 
-def memlane_reader(handle: Handle, rank: int, reader: Reader) -> None:
+def memlane_reader(reader: Reader, handle: Handle, rank: int) -> None:
     with MessageQueue[Frame].create_from_handle(handle, rank) as queue:
         queue.wait_until_ready(30)
         try:
@@ -71,14 +80,13 @@ def memlane_reader(handle: Handle, rank: int, reader: Reader) -> None:
                 pass
         except WriterClosed:
             pass
-    reader.report()
 
 
 @contextmanager
-def memlane(readers: list[Reader]) -> Iterator[Send]:
-    with MessageQueue[Frame](len(readers), len(readers), mode="latest") as queue:
-        for rank, reader in enumerate(readers):
-            start(memlane_reader, queue.export_handle(rank), rank, reader)
+def memlane(start: Start) -> Iterator[Send]:
+    with MessageQueue[Frame](READERS, READERS, mode="latest") as queue:
+        for rank in range(READERS):
+            start(memlane_reader, queue.export_handle(rank), rank)
         queue.wait_until_ready(30)
         yield queue.enqueue
 
@@ -108,7 +116,7 @@ def memory(address: int) -> Frame:
     return np.frombuffer(memoryview((ctypes.c_uint8 * SIZE).from_address(address)), np.uint8)
 
 
-def iceoryx_reader(folder: str, gate: Any, reader: Reader) -> None:
+def iceoryx_reader(reader: Reader, folder: str, gate: Any) -> None:
     _node, queue, event = service_of(folder)
     subscriber = queue.subscriber_builder().buffer_size(1).create()
     listener = event.listener_builder().create()
@@ -119,15 +127,14 @@ def iceoryx_reader(folder: str, gate: Any, reader: Reader) -> None:
             listener.blocking_wait()
         goes_on = reader.see(memory(sample.payload().as_ptr()))
         sample.delete()
-    reader.report()
 
 
 @contextmanager
-def iceoryx(readers: list[Reader]) -> Iterator[Send]:
+def iceoryx(start: Start) -> Iterator[Send]:
     with tempfile.TemporaryDirectory() as folder:
-        gate = context.Barrier(len(readers) + 1)
-        for reader in readers:
-            start(iceoryx_reader, folder, gate, reader)
+        gate = FORK.Barrier(READERS + 1)
+        for _ in range(READERS):
+            start(iceoryx_reader, folder, gate)
         _node, queue, event = service_of(folder)
         publisher = queue.publisher_builder().initial_max_slice_len(SIZE).create()
         notifier = event.notifier_builder().create()
@@ -143,30 +150,25 @@ def iceoryx(readers: list[Reader]) -> Iterator[Send]:
         yield send
 
 
-PEERS: dict[str, Callable[[list[Reader]], Any]] = {"memlane": memlane, "iceoryx2": iceoryx}
-_running: list[Any] = []
+PEERS: dict[str, Callable[[Start], AbstractContextManager[Send]]] = {
+    "memlane": memlane,
+    "iceoryx2": iceoryx,
+}
 
 
-def run_role(role: Callable[..., None], *arguments: Any) -> None:
-    if READER_CORES:
-        os.sched_setaffinity(0, READER_CORES)
-    role(*arguments)
-
-
-def start(role: Callable[..., None], *arguments: Any) -> None:
-    process = context.Process(target=run_role, args=(role, *arguments), daemon=True)
-    process.start()
-    _running.append(process)
-
-
-def run(name: str, is_one_slow: bool, frames: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of the writer's calls, and ages of the frames of the readers that are fast."""
-    pipes = [context.Pipe(duplex=False) for _ in range(READERS)]
-    pauses = [0.0] * (READERS - 1) + [SLOW if is_one_slow else 0.0]
-    readers = [Reader(end, pause) for (_, end), pause in zip(pipes, pauses, strict=True)]
+def run(name: str, is_one_slow: bool, frames: int) -> tuple[float, float, float, float]:
+    """Milliseconds: p50 and p99 of the writer's calls, and of the age of the frames of the readers
+    that are fast."""
+    pauses = iter([0.0] * (READERS - 1) + [SLOW if is_one_slow else 0.0])
+    readers: list[Aside] = []
     frame = np.zeros(SIZE, np.uint8)
     calls = []
-    with PEERS[name](readers) as send:
+    with ExitStack() as stack:
+
+        def start(kind: Callable[..., None], *arguments: Any) -> None:
+            readers.append(stack.enter_context(aside(read_all, kind, next(pauses), *arguments)))
+
+        send = stack.enter_context(PEERS[name](start))
         begun = time.monotonic()
         for number in range(frames):
             time.sleep(max(0.0, begun + number / RATE - time.monotonic()))
@@ -177,15 +179,14 @@ def run(name: str, is_one_slow: bool, frames: int) -> tuple[list[float], list[fl
             calls.append((time.monotonic_ns() - before) / 1e6)
         frame[8:] = END
         send(frame)
-        ages = [age for end, _ in pipes[: READERS - 1] for age in end.recv()[5:]]
-        pipes[-1][0].recv()
-    while _running:
-        _running.pop().join()
-    return calls[5:], ages
+        fast = [reader.hear()[5:] for reader in readers][: READERS - 1]
+    ages = [age for each in fast for age in each]
+    return (*both(calls[5:]), *both(ages))
 
 
-def p99(values: list[float]) -> float:
-    return sorted(values)[int(len(values) * 0.99)]
+def both(values: list[float]) -> tuple[float, float]:
+    """p50 and p99."""
+    return statistics.median(values), sorted(values)[int(len(values) * 0.99)]
 
 
 def main() -> None:
@@ -202,13 +203,8 @@ def main() -> None:
     if not arguments.share and len(cores) > 1:
         os.sched_setaffinity(0, {min(cores)})
         READER_CORES.update(cores - {min(cores)})
-    found: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
-    for _ in range(arguments.rounds):
-        for is_one_slow in (False, True):
-            for name in PEERS:
-                calls, ages = run(name, is_one_slow, arguments.frames)
-                row = (statistics.median(calls), p99(calls), statistics.median(ages), p99(ages))
-                found.setdefault((name, is_one_slow), []).append(row)
+    ways = [(name, is_one_slow) for is_one_slow in (False, True) for name in PEERS]
+    found = in_turns(arguments.rounds, ways, lambda way: run(*way, arguments.frames))
     print("ms: medians of the rounds      send p50  p99    age p50  p99    send p99 from, to")
     for (name, is_one_slow), rows in found.items():
         each = [statistics.median(column) for column in zip(*rows, strict=True)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from memlane.cli.bench.results import RATES, CellResult, Results
+from benchmarks.results import RATES, Results
+from memlane.cli.bench.measure import CellResult
 
 # Payload, readers, measure, title, unit.
 Panel = tuple[str, int, str, str, str]

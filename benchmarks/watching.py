@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 
 from benchmarks.machine import describe
-from memlane.cli.bench.measure import PAUSE, Cell, run_cell
-from memlane.cli.bench.payloads import BY_NAME
+from memlane.cli.bench.channel import DICT
+from memlane.cli.bench.measure import Cell, run_cell
 from memlane.cli.bench.peers import memlane_queue
-from memlane.cli.bench.session import Workspace
+from memlane.cli.bench.processes import Workspace
 from memlane.testing import local_queue
 
 MEMLANE = [sys.executable, "-m", "memlane"]
@@ -65,6 +65,7 @@ def _drain(terminal: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
+    """Of a process, with its threads that have ended."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -88,7 +89,7 @@ def top_percent() -> float:
 
 def beside(watching: AbstractContextManager[object]) -> dict[str, float]:
     """Medians of a queue with two readers, while it is watched in that way."""
-    cell = Cell(BY_NAME["dict"], 2, 200, 0, 1.0, 0.0, PAUSE)
+    cell = Cell(DICT, 2, paced=200, seconds=1.0)
     peers = [peer for peer in memlane_queue.PEERS if peer.name == "memlane"]
     with watching, Workspace() as workspace:
         result = run_cell(cell, 3, peers, workspace, print)

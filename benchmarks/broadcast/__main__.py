@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from benchmarks import command
 from benchmarks.broadcast import bars, measure, plan
+from benchmarks.broadcast.payloads import BY_NAME
 from benchmarks.broadcast.peers import PEERS
 from benchmarks.broadcast.shown import COLUMNS, PANELS
-from memlane.cli.bench.payloads import BY_NAME
-from memlane.cli.bench.results import CellResult
-from memlane.cli.bench.session import Workspace
+from memlane.cli.bench.measure import CellResult
+from memlane.cli.bench.processes import Workspace
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from benchmarks.bars import Bar, against, missing
 from benchmarks.broadcast.peers import PEERS
-from memlane.cli.bench.results import CellResult, Results
+from benchmarks.results import Results
+from memlane.cli.bench.measure import CellResult
 
 COPY = "memlane"
 VIEW = "memlane view"

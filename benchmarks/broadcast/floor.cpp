@@ -1,7 +1,6 @@
-// What the machine itself needs: to wake N processes from a futex, for a round trip between two that spin, for a copy.
+// What the machine itself needs: to wake N processes from a futex, and for a copy.
 //
 //     floor futex READERS MESSAGES     one-way times in ns, all readers pooled, one per line
-//     floor spin ROUNDS                mean round trip in ns
 //     floor copy BYTES SECONDS         GB/s
 #include <linux/futex.h>
 #include <signal.h>
@@ -34,7 +33,6 @@ struct alignas(64) Word {
 
 struct Shared {
     Word published;
-    Word reply;
     Word seen[kMaxReaders];
     std::int64_t sent[kMaxMessages];
     std::int64_t received[kMaxReaders][kMaxMessages];
@@ -97,25 +95,6 @@ void measure_futex(int readers, int messages) {
             std::printf("%lld\n", static_cast<long long>(shared.received[r][i] - shared.sent[i]));
 }
 
-void measure_spin(int rounds) {
-    Shared& shared = *share();
-    if (is_child()) {
-        for (int i = 1; i <= rounds; ++i) {
-            while (shared.published.value.load(std::memory_order_acquire) != static_cast<std::uint32_t>(i)) {}
-            shared.reply.value.store(i, std::memory_order_release);
-        }
-        _exit(0);
-    }
-    sleep_ns(10'000'000);
-    const std::int64_t start = now();
-    for (int i = 1; i <= rounds; ++i) {
-        shared.published.value.store(i, std::memory_order_release);
-        while (shared.reply.value.load(std::memory_order_acquire) != static_cast<std::uint32_t>(i)) {}
-    }
-    std::printf("%f\n", static_cast<double>(now() - start) / rounds);
-    wait(nullptr);
-}
-
 void measure_copy(std::size_t bytes, double seconds) {
     const auto from = std::make_unique<char[]>(bytes);
     const auto to = std::make_unique<char[]>(bytes);
@@ -139,8 +118,6 @@ int main(int count, char** arguments) {
     const char* what = count > 1 ? arguments[1] : "";
     if (!std::strcmp(what, "futex") && number(2) <= kMaxReaders && number(3) <= kMaxMessages)
         measure_futex(static_cast<int>(number(2)), static_cast<int>(number(3)));
-    else if (!std::strcmp(what, "spin"))
-        measure_spin(static_cast<int>(number(2)));
     else if (!std::strcmp(what, "copy"))
         measure_copy(static_cast<std::size_t>(number(2)), number(3));
     else

@@ -12,7 +12,6 @@ from benchmarks import needs
 
 SOURCE = Path(__file__).with_name("floor.cpp")
 TIMEOUT = 90.0
-SPIN_ROUNDS = 20_000
 COPY_SECONDS = 0.05
 PICKLE_ROUNDS = 2_000
 RESTED_ROUNDS = 30
@@ -44,10 +43,6 @@ class Floor:
     def futex_ns(self, readers: int, messages: int) -> list[float]:
         """The same times, one by one: those of the first reader, then those of the next."""
         return self._run("futex", readers, messages)
-
-    def spin_us(self) -> float:
-        """Round trip between two processes that spin."""
-        return self._run("spin", SPIN_ROUNDS)[0] / 1e3
 
     def copy_gb_s(self, count: int) -> float:
         """memcpy on one thread."""

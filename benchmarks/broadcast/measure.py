@@ -7,12 +7,9 @@ from functools import partial
 
 from benchmarks.broadcast.floor import Floor, pickle_us, rested_pickle_us
 from benchmarks.broadcast.plan import Plan
-from memlane.cli.bench.channel import Peer
-from memlane.cli.bench.measure import Cell, run_cell
-from memlane.cli.bench.payloads import MIB
-from memlane.cli.bench.results import CellResult, Figures
-from memlane.cli.bench.session import Workspace
-from memlane.cli.bench.turns import Say
+from memlane.cli.bench.channel import MIB, Peer
+from memlane.cli.bench.measure import Cell, CellResult, Figures, Say, run_cell
+from memlane.cli.bench.processes import Workspace
 
 FLOOR_MESSAGES = 60
 
@@ -27,8 +24,6 @@ def measure_floor(cell: Cell, floor: Floor, figures: Figures) -> None:
         figures.add("rested_encode_us", encode)
         figures.add("rested_decode_us", decode)
         figures.add("futex_us", floor.futex_us(cell.readers, FLOOR_MESSAGES))
-        if cell.readers == 1:
-            figures.add("spin_us", floor.spin_us())
     if cell.payload.is_array and cell.payload.bytes >= MIB:
         figures.add("memcpy_gb_s", floor.copy_gb_s(cell.payload.bytes))
 

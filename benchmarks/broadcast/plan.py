@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memlane.cli.bench.board import STAMPS
+from benchmarks.broadcast.payloads import PAYLOADS
+from memlane.cli.bench.channel import Payload
 from memlane.cli.bench.measure import PAUSE, Cell
-from memlane.cli.bench.payloads import KIB, MIB, PAYLOADS, Payload
 
 IDLE_READERS = 4
 IDLE_SECONDS = 3.0
@@ -43,20 +43,12 @@ def make(quick: bool, only: Sequence[str], readers: Sequence[int], rounds: int |
 
 
 def _cell(payload: Payload, readers: int, quick: bool, rounds: int) -> Cell:
-    if payload.bytes <= 64 * KIB:
-        paced, round_trips = 80, 200
-    elif payload.bytes <= MIB:
-        paced, round_trips = 40, 20
-    elif payload.is_tensor:
-        paced, round_trips = (4 if quick else 10), 0
-    else:
-        paced, round_trips = (1 if quick else 2), 0
+    paced = {"dict": 80, "array-1m": 40, "array-64m": 2}.get(payload.name, 10)
     is_idle = payload.name == "dict" and readers == IDLE_READERS
     return Cell(
         payload=payload,
         readers=readers,
-        paced=min(paced // 2 if quick and paced > 2 else paced, STAMPS),
-        round_trips=round_trips if readers == 1 else 0,
+        paced=max(2, paced // 2) if quick else paced,
         seconds=1.0 if payload.is_tensor else 0.05 if quick else 0.2,
         pause=TENSOR_PAUSE if payload.is_tensor else PAUSE,
         idle_seconds=IDLE_SECONDS / rounds / (2 if quick else 1) if is_idle else 0.0,

@@ -6,7 +6,6 @@ COLUMNS = (
     ("one way p50", "p50_us", "us"),
     ("slowest p50", "slowest_us", "us"),
     ("p99", "p99_us", "us"),
-    ("round trip", "round_trip_us", "us"),
     ("messages/s", "messages_s", ""),
     ("GB/s", "gb_s", ""),
     ("idle", "idle_percent", "%"),

@@ -16,7 +16,9 @@ import ray
 from ray.dag import InputNode, MultiOutputNode
 
 from benchmarks.machine import describe
+from benchmarks.turns import in_turns
 from memlane import WriterClosed
+from memlane.cli.bench.worker import cpu_ns
 from memlane.engines.ray import Crew, Place
 
 OBJECTS: dict[str, Any] = {
@@ -55,21 +57,10 @@ def measure(step: Step, pids: list[int]) -> dict[str, float]:
             step(given)
             times.append(time.perf_counter_ns() - began)
         found[f"{name}, us"] = statistics.median(times[WARM:]) / 1e3
-    before = sum(map(cpu_seconds, pids))
+    before = sum(map(cpu_ns, pids))
     time.sleep(IDLE_SECONDS)
-    found["idle, % of a core"] = 100 * (sum(map(cpu_seconds, pids)) - before) / IDLE_SECONDS
+    found["idle, % of a core"] = (sum(map(cpu_ns, pids)) - before) / (IDLE_SECONDS * 1e7)
     return found
-
-
-def cpu_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/schedstat") as stat:
-        alone = int(stat.read().split()[0])
-    threads = os.listdir(f"/proc/{pid}/task")
-    total = 0
-    for thread in threads:
-        with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
-            total += int(stat.read().split()[0])
-    return max(total, alone) / 1e9
 
 
 def through_memlane(count: int) -> dict[str, float]:
@@ -109,10 +100,7 @@ def compare(counts: Sequence[int], rounds: int) -> None:
     print(f"Ray {ray.__version__}, {describe()}\n\n| actors | what | {' | '.join(sides)} | ratio |")
     print("|---|---|---|---|---|")
     for count in counts:
-        found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-        for _ in range(rounds):
-            for side, run in sides.items():
-                found[side].append(run(count))
+        found = in_turns(rounds, sides, lambda side, count=count: sides[side](count))  # type: ignore[misc]
         for what in found["memlane"][0]:
             ours, theirs = (statistics.median(run[what] for run in found[side]) for side in sides)
             print(

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from benchmarks.command import say
-from benchmarks.figures.peers import DICT, dict_peers
+from benchmarks.figures.peers import dict_peers
 from benchmarks.figures.victims import Victims
 from memlane import MessageQueue
-from memlane.cli.bench.channel import Channel, Peer, Setting
+from memlane.cli.bench.channel import DICT, Channel, Peer, Setting
 from memlane.cli.bench.peers.memlane_queue import Copy
-from memlane.cli.bench.session import Workspace
+from memlane.cli.bench.processes import Workspace
 
 KILLS = 200
 MOST_SECONDS = 5.0
@@ -27,7 +27,7 @@ class OverTcp(Copy):
         return self.queue.export_handle(0)
 
 
-TCP = Peer("memlane over TCP", OverTcp, lambda _: None, is_memlane=True)
+TCP = Peer("memlane over TCP", OverTcp, is_memlane=True)
 
 
 def _wait(channel: Channel) -> tuple[float, str]:

@@ -8,7 +8,6 @@ objects to one reader.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import tempfile
@@ -22,8 +21,9 @@ import numpy as np
 
 from benchmarks.broadcast.floor import Floor
 from benchmarks.command import say
+from benchmarks.turns import all_aside, aside, in_turns
 from memlane import Handle, MessageQueue
-from memlane.cli.bench.payloads import BY_NAME
+from memlane.cli.bench.channel import DICT
 
 READERS = (1, 2, 4, 8, 16, 32, 64)
 QUEUES = (1, 10, 100, 1000)
@@ -32,10 +32,9 @@ MESSAGES, ROUNDS = 200, 3
 PAUSE = 0.002
 IDLE = 5.0
 """Seconds over which idle queues are watched."""
-FORK = multiprocessing.get_context("fork")
 
 
-def _read(handle: Handle, rank: int, count: int, pipe: Connection) -> None:
+def _read(pipe: Connection, handle: Handle, rank: int, count: int) -> None:
     with MessageQueue.create_from_handle(handle, rank) as queue:
         queue.wait_until_ready(60)
         stamps = []
@@ -48,15 +47,10 @@ def _read(handle: Handle, rank: int, count: int, pipe: Connection) -> None:
 
 def _send(readers: int, message: object, count: int, **options: Any) -> dict[str, float]:
     """Medians in us: of the writer's calls, and until the last reader has the message."""
-    pipes, processes = [], []
-    with MessageQueue(readers, readers, **options) as queue:
-        for rank in range(readers):
-            here, there = FORK.Pipe()
-            arguments = (queue.export_handle(rank), rank, count, there)
-            processes.append(FORK.Process(target=_read, args=arguments))
-            processes[-1].start()
-            there.close()
-            pipes.append(here)
+    with ExitStack() as stack:
+        queue = stack.enter_context(MessageQueue(readers, readers, **options))
+        roles = [(_read, queue.export_handle(rank), rank, count) for rank in range(readers)]
+        running = stack.enter_context(all_aside(roles))
         queue.wait_until_ready(60)
         begun, called = [], []
         for _ in range(count):
@@ -66,9 +60,7 @@ def _send(readers: int, message: object, count: int, **options: Any) -> dict[str
             begun.append(time.monotonic_ns())
             queue.enqueue(message, 60)
             called.append(time.monotonic_ns())
-        came = np.array([pipe.recv() for pipe in pipes])
-    for process in processes:
-        process.join()
+        came = np.array([reader.hear() for reader in running])
     return {
         "call": float(np.median(np.subtract(called, begun))) / 1e3,
         "last": float(np.median(came.max(axis=0) - begun)) / 1e3,
@@ -80,16 +72,15 @@ def _median(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _of_readers() -> dict[int, dict[str, float]]:
-    step = BY_NAME["dict"].make()
-    found: dict[int, list[dict[str, float]]] = {readers: [] for readers in READERS}
     with tempfile.TemporaryDirectory() as folder:
         floor = Floor(Path(folder))
-        for _ in range(ROUNDS):
-            for readers in READERS:
-                figures = _send(readers, step, MESSAGES)
-                waking = np.reshape(floor.futex_ns(readers, MESSAGES), (readers, MESSAGES))
-                figures["wake"] = float(np.median(waking.max(axis=0))) / 1e3
-                found[readers].append(figures)
+
+        def measure(readers: int) -> dict[str, float]:
+            waking = np.reshape(floor.futex_ns(readers, MESSAGES), (readers, MESSAGES))
+            wake = float(np.median(waking.max(axis=0))) / 1e3
+            return {**_send(readers, DICT.make(), MESSAGES), "wake": wake}
+
+        found = in_turns(ROUNDS, READERS, measure)
     return {readers: _median(rounds) for readers, rounds in found.items()}
 
 
@@ -108,7 +99,7 @@ def _state() -> dict[str, float]:
     }
 
 
-def _hold(queues: int, pipe: Connection) -> None:
+def _hold(pipe: Connection, queues: int) -> None:
     before = _state()
     with ExitStack() as stack:
         for _ in range(queues):
@@ -127,21 +118,16 @@ def _hold(queues: int, pipe: Connection) -> None:
 def _of_queues() -> dict[int, dict[str, float]]:
     found = {}
     for queues in QUEUES:
-        here, there = FORK.Pipe()
-        process = FORK.Process(target=_hold, args=(queues, there))
-        process.start()
-        there.close()
-        found[queues] = here.recv()
-        process.join()
+        with aside(_hold, queues) as process:
+            found[queues] = process.hear()
     return found
 
 
 def _of_sizes() -> dict[int, dict[str, float]]:
-    found: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
-    for _ in range(ROUNDS):
-        for size in SIZES:
-            count = max(5, min(MESSAGES, (1 << 31) // size))
-            found[size].append(_send(1, bytes(size), count))
+    def measure(size: int) -> dict[str, float]:
+        return _send(1, bytes(size), max(5, min(MESSAGES, (1 << 31) // size)))
+
+    found = in_turns(ROUNDS, SIZES, measure)
     return {size: _median(rounds) for size, rounds in found.items()}
 
 

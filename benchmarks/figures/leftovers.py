@@ -17,13 +17,12 @@ from typing import Any
 
 from benchmarks.broadcast.peers import vllm_stubbed
 from benchmarks.command import say
-from benchmarks.figures.peers import DICT
 from benchmarks.figures.victims import Victims
 from memlane import SingleWriterShmObjectStorage, SingleWriterShmRingBuffer
-from memlane.cli.bench.channel import SLACK, Channel, Setting
+from memlane.cli.bench.channel import DICT, SLACK, Channel, Setting
 from memlane.cli.bench.peers import iceoryx
 from memlane.cli.bench.peers.memlane_queue import Copy
-from memlane.cli.bench.session import SHM, Workspace
+from memlane.cli.bench.processes import SHM, Workspace
 
 KILLS = 1000
 TRIES = 5
@@ -127,5 +126,5 @@ def measure() -> dict[str, Any]:
             say(f"  {name}: {samples[-1][0]} files, {samples[-1][1] / 2**20:.1f} MiB")
             found[name] = {"files": [s[0] for s in samples], "bytes": [s[1] for s in samples]}
         for path in SHM.iterdir():
-            workspace._remove(path)
+            Workspace.remove(path)
     return {"kills": KILLS, "subjects": found}

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.broadcast.peers import PEERS
 from benchmarks.command import say
-from memlane.cli.bench.channel import Peer, Setting
-from memlane.cli.bench.payloads import BY_NAME
-from memlane.cli.bench.session import Session, Workspace
-from memlane.cli.bench.worker import writer_main
-
-DICT = BY_NAME["dict"]
+from memlane.cli.bench.channel import DICT, Peer, Setting
+from memlane.cli.bench.processes import Session, Workspace
+from memlane.cli.bench.worker import Writer, writer_main
 
 
 def dict_peers() -> Iterator[Peer]:
@@ -23,7 +20,9 @@ def dict_peers() -> Iterator[Peer]:
             yield peer
 
 
-def by_peer(readers: int, measure: Callable[[Session], object]) -> dict[str, object]:
+def by_peer(
+    readers: int, measure: Callable[[Session], object], writer: type[Writer] = Writer
+) -> dict[str, object]:
     """What `measure` returns for each peer with `readers` readers of a scheduler's step."""
     found: dict[str, object] = {}
     with Workspace() as workspace:
@@ -31,7 +30,7 @@ def by_peer(readers: int, measure: Callable[[Session], object]) -> dict[str, obj
             name = workspace.new_name()
             setting = Setting(DICT, readers, workspace.folder, workspace.prefix, name)
             say(f"  {peer.name}")
-            with Session(writer_main, peer, setting, False) as session:
-                session.ask("warm_up", timeout=30.0)
+            with Session(writer_main, writer, peer, setting) as session:
+                session.ask("warm_up")
                 found[peer.name] = {"sleeps": peer.sleeps, "samples": measure(session)}
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures.peers import by_peer
-from memlane.cli.bench.session import Session
+from memlane.cli.bench.processes import Session
 
 SLICE = 1000
 SLICES = 50

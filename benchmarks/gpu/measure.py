@@ -16,7 +16,7 @@ from benchmarks.gpu.device import TO_DEVICE, Device, error_left, pieces_of
 from benchmarks.gpu.plan import Plan, Scale, Step
 from benchmarks.gpu.ways import LIBRARY, Library, Move, NotHere, Way, ceiling, ways
 from memlane import SharedOffloadRegion
-from memlane.cli.bench.results import Figures
+from memlane.cli.bench.measure import Figures
 
 CEILING = "ceiling"
 # A way that is faster than this is repeated, and the whole is timed.

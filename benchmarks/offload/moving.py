@@ -1,4 +1,4 @@
-"""`python -m benchmarks.offload.moving [--quick] [--shared] [--output FOLDER]`.
+"""`python -m benchmarks.offload.moving [--quick] [--shared]`.
 
 Moves scattered blocks from one array to another with `copy_blocks`, numpy, torch, and a loop over
 memoryviews, in one process, in turns, in an order that rotates by one each round. For comparison:
@@ -8,16 +8,14 @@ memcpy of blocks of the same size, and of one long array. Ratios are medians ove
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -175,33 +173,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three rounds")
     parser.add_argument("--shared", action="store_true", help="shared memory, on small pages")
     parser.add_argument("--only", action="append", type=int, choices=SIZES, default=[])
-    parser.add_argument("--output", type=Path, help="folder for offload-moving.json")
     arguments = parser.parse_args()
     needs.package("torch", "python -m benchmarks.offload.moving")
     needs.compiler()
-    load, machine = os.getloadavg()[0], describe()
-    print(machine, flush=True)
+    load = os.getloadavg()[0]
+    print(describe(), flush=True)
     rounds = 3 if arguments.quick else 7
     sizes = []
     for size in _measure(arguments.only or list(SIZES), rounds, arguments.shared):
         print("\n".join(_table(size)), flush=True)
         sizes.append(size)
-    checked = list(bars(sizes))
-    print("\n".join(bar_lines(checked)))
+    print("\n".join(bar_lines(list(bars(sizes)))))
     print(f"\n{rounds} rounds; load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
     if warning := load_warning(load):
         print(warning)
-    if arguments.output:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        document = {
-            "machine": machine,
-            "command": " ".join(["python -m benchmarks.offload.moving", *sys.argv[1:]]),
-            "rounds": rounds,
-            "sizes": [asdict(size) for size in sizes],
-            "bars": [asdict(bar) for bar in checked],
-        }
-        path = arguments.output / "offload-moving.json"
-        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import mmap
-import multiprocessing
 import os
 import statistics
 import time
@@ -24,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe
+from benchmarks.turns import aside, in_turns
 from memlane import SharedOffloadRegion
 
-FORK = multiprocessing.get_context("fork")
 GIB = 1 << 30
 THREADS = 2
 INSTANCE = f"benchmark-{os.getpid()}"
@@ -106,7 +105,7 @@ def _stop_the_clock() -> None:
     _clock[1:] = [time.perf_counter() - _clock[0], time.process_time()]
 
 
-def _timed(contender: Contender, shape: Shape, answer: Connection) -> None:
+def _timed(answer: Connection, contender: Contender, shape: Shape) -> None:
     used = time.process_time()
     _clock[0] = time.perf_counter()
     contender(shape)
@@ -115,21 +114,14 @@ def _timed(contender: Contender, shape: Shape, answer: Connection) -> None:
 
 def measure(contender: Contender, shape: Shape) -> tuple[float, float]:
     """Wall and processor seconds of one start in its own process."""
-    here, there = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_timed, args=(contender, shape, there))
-    process.start()
-    there.close()
-    wall, used = here.recv()
-    process.join()
+    with aside(_timed, contender, shape) as process:
+        wall, used = process.hear()
     return float(wall), float(used)
 
 
 def compare(shape: Shape, rounds: int) -> None:
     """Every contender in turn, so that other load on the machine affects all of them."""
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
-    for _ in range(rounds):
-        for name, contender in CONTENDERS.items():
-            seen[name].append(measure(contender, shape))
+    seen = in_turns(rounds, CONTENDERS, lambda name: measure(CONTENDERS[name], shape))
     base = statistics.median(wall for wall, _ in seen["madvise"])
     for name, times in seen.items():
         wall = statistics.median(one for one, _ in times)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from benchmarks.machine import describe
 from benchmarks.remote.channels import KINDS
 from benchmarks.remote.measure import cpu_of, latency, rate
+from benchmarks.turns import in_turns
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (256, 4 * KIB, 20_000, 256 * KIB, MIB, 8 * MIB, 64 * MIB)
@@ -23,10 +24,7 @@ def _name(nbytes: int) -> str:
 
 def _row(what: str, rounds: int, measure: Callable[[str], float], show: str) -> None:
     """Measures all kinds in turn; prints medians, and memlane's ratios to pyzmq."""
-    values: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _ in range(rounds):
-        for kind in KINDS:
-            values[kind].append(measure(kind))
+    values = in_turns(rounds, KINDS, measure)
     middle = {kind: statistics.median(found) for kind, found in values.items()}
     cells = [f"{middle[kind]:{show}}" for kind in KINDS]
     secure = middle["memlane CURVE"] / middle["pyzmq CURVE"]

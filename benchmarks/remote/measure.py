@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import statistics
 import time
 from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.remote.channels import DICT_KINDS, KINDS, Channel
+from benchmarks.turns import aside
 
-FORK = multiprocessing.get_context("fork")
-SECONDS = 60.0
 STEP = {
     "step": 4711,
     "sequences": [11, 12, 13, 14, 15, 16, 17, 18],
@@ -24,7 +21,7 @@ STEP = {
 }
 
 
-def _read(kind: type[Channel], encrypted: bool, token: Any, pipe: Connection, count: int) -> None:
+def _read(pipe: Connection, kind: type[Channel], encrypted: bool, token: Any, count: int) -> None:
     channel = kind(encrypted=encrypted)
     channel.open_reader(token)
     pipe.send("open")
@@ -45,15 +42,8 @@ def _run(
     CPU that both processes needed for them."""
     kind, encrypted = kinds[name]
     channel = kind(encrypted=encrypted)
-    token = channel.open_writer()
-    pipe, there = FORK.Pipe()
-    reader = FORK.Process(target=_read, args=(kind, encrypted, token, there, count))
-    reader.start()
-    there.close()
-    try:
-        if not pipe.poll(SECONDS):
-            raise TimeoutError(f"{name}: the reader did not open")
-        pipe.recv()
+    with aside(_read, kind, encrypted, channel.open_writer(), count) as reader:
+        reader.hear()
         time.sleep(0.2)
         sent, cpu = [], time.process_time()
         for _ in range(count):
@@ -61,16 +51,10 @@ def _run(
             channel.send(obj)
             if pause:
                 time.sleep(pause)
-        if not pipe.poll(SECONDS):
-            raise TimeoutError(f"{name}: messages are missing")
-        arrived, there_too = pipe.recv()
+        arrived, there_too = reader.hear()
         cpu = time.process_time() - cpu + there_too
-        pipe.send("end")
-        reader.join(SECONDS)
-        channel.close()
-    finally:
-        if reader.is_alive() and reader.pid is not None:
-            os.kill(reader.pid, signal.SIGKILL)
+        reader.pipe.send("end")
+    channel.close()
     return [stamp for pair in zip(sent, arrived, strict=True) for stamp in pair], cpu
 
 

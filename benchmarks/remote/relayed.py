@@ -8,23 +8,23 @@ encryptions and decryptions per message; a relay costs it one of each, and a hop
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import time
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
 from benchmarks.machine import describe
+from benchmarks.turns import aside, in_turns
 from memlane import Handle, MessageQueue
 
-FORK = multiprocessing.get_context("fork")
 READERS = 8
 WINDOW = 64
 SIZES = {"256 B": (256, 4000), "20000 B": (20_000, 1500), "1 MiB": (1 << 20, 100)}
 PATIENCE = 60.0
 
 
-def _read(handle: Handle, rank: int, pipe: Connection, count: int) -> None:
+def _read(pipe: Connection, handle: Handle, rank: int, count: int) -> None:
     with MessageQueue.create_from_handle(handle, rank) as reader:
         pipe.send(rank)
         reader.wait_until_ready(timeout=PATIENCE)
@@ -37,26 +37,23 @@ def _read(handle: Handle, rank: int, pipe: Connection, count: int) -> None:
 def rate(nbytes: int, count: int, *, relayed: bool) -> float:
     """Messages per second, until every reader has the last one."""
     payload = os.urandom(nbytes)
-    with MessageQueue(
-        READERS, 0, connect_ip="127.0.0.1", relay=relayed, remote_window=WINDOW
-    ) as writer:
-        pipes, readers = [], []
+    with ExitStack() as stack:
+        writer = MessageQueue(
+            READERS, 0, connect_ip="127.0.0.1", relay=relayed, remote_window=WINDOW
+        )
+        stack.enter_context(writer)
+        readers = []
         for rank in range(READERS):
-            here, there = FORK.Pipe()
-            pipes.append(here)
-            handle = writer.export_handle(rank)
-            readers.append(FORK.Process(target=_read, args=(handle, rank, there, count)))
-            readers[-1].start()
-            here.recv()
+            role = aside(_read, writer.export_handle(rank), rank, count)
+            readers.append(stack.enter_context(role))
+            readers[-1].hear()
         writer.wait_until_ready(timeout=PATIENCE)
         begun = time.monotonic()
         for _ in range(count):
             writer.enqueue(payload, timeout=PATIENCE)
-        ended: float = max(pipe.recv() for pipe in pipes)
-        for pipe in pipes:
-            pipe.send(None)
+        ended: float = max(reader.hear() for reader in readers)
         for reader in readers:
-            reader.join()
+            reader.pipe.send(None)
     return count / (ended - begun)
 
 
@@ -68,12 +65,14 @@ def main() -> None:
     print("\n| messages of | one connection each, messages/s | relay, messages/s | ratio |")
     print("|---|---|---|---|")
     for name, (nbytes, count) in SIZES.items():
-        pairs = [
-            [rate(nbytes, count, relayed=relayed) for relayed in (False, True)]
-            for _ in range(rounds)
-        ]
-        alone, behind = (statistics.median(found) for found in zip(*pairs, strict=True))
-        ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
+
+        def measure(relayed: bool, nbytes: int = nbytes, count: int = count) -> float:
+            return rate(nbytes, count, relayed=relayed)
+
+        found = in_turns(rounds, (False, True), measure)
+        alone, behind = (statistics.median(rates) for rates in found.values())
+        pairs = zip(found[True], found[False], strict=True)
+        ratio = statistics.median(one / other for one, other in pairs)
         print(f"| {name} | {alone:,.0f} | {behind:,.0f} | {ratio:.2f} |", flush=True)
     print(f"\nload after: {os.getloadavg()[0]:.1f}")
 

@@ -7,7 +7,6 @@ simulates 64 readers. Only the constants are measured, nothing else in the table
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import random
 import statistics
 import time
@@ -17,9 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.machine import describe
+from benchmarks.turns import all_aside
 from memlane import Handle, MessageQueue
 
-FORK = multiprocessing.get_context("fork")
 READERS_PER_HOST = 8
 HOSTS = (1, 8, 64, 1024)
 SMALL, LARGE = 256, 1 << 20
@@ -44,7 +43,7 @@ class Constants:
     relay: float  # one-way delay that a relay adds
 
 
-def _read(handle: Handle, rank: int, ready: Connection) -> None:
+def _read(ready: Connection, handle: Handle, rank: int) -> None:
     with MessageQueue.create_from_handle(handle, rank) as reader:
         ready.send(None)
         for _ in reader:
@@ -53,16 +52,13 @@ def _read(handle: Handle, rank: int, ready: Connection) -> None:
 
 def writer_cost(connections: int, nbytes: int, messages: int) -> tuple[float, float]:
     """Per message: microseconds of the calling thread, and of all other threads."""
-    here, there = FORK.Pipe()
-    with MessageQueue(connections, 0, connect_ip="127.0.0.1") as writer:
-        readers = [
-            FORK.Process(target=_read, args=(writer.export_handle(rank), rank, there))
-            for rank in range(connections)
-        ]
+    with ExitStack() as stack:
+        writer = MessageQueue(connections, 0, connect_ip="127.0.0.1")
+        roles = [(_read, writer.export_handle(rank), rank) for rank in range(connections)]
+        readers = stack.enter_context(all_aside(roles))
+        stack.callback(writer.close)
         for reader in readers:
-            reader.start()
-        for _ in readers:
-            here.recv()
+            reader.hear()
         writer.wait_until_ready(timeout=60)
         payload = bytes(nbytes)
         call, process = time.thread_time(), time.process_time()
@@ -71,8 +67,6 @@ def writer_cost(connections: int, nbytes: int, messages: int) -> tuple[float, fl
         while any(row.behind > messages // 2 for row in writer.statistics().readers):
             time.sleep(0.001)
         call, process = time.thread_time() - call, time.process_time() - process
-    for reader in readers:
-        reader.join()
     return call / messages * 1e6, (process - call) / messages * 1e6
 
 

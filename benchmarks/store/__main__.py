@@ -10,8 +10,8 @@ from benchmarks.store.measure import run_cell
 from benchmarks.store.payloads import BY_NAME, PAYLOADS
 from benchmarks.store.peers import PEERS
 from benchmarks.store.shown import COLUMNS, PANELS
-from memlane.cli.bench.results import CellResult
-from memlane.cli.bench.session import Workspace
+from memlane.cli.bench.measure import CellResult
+from memlane.cli.bench.processes import Workspace
 
 READERS = (1, 4)
 ROUNDS = 5

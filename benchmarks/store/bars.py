@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.bars import Bar, against, missing
-from memlane.cli.bench.results import CellResult, Results
+from benchmarks.results import Results
+from memlane.cli.bench.measure import CellResult
 
 MINE = "memlane"
 FLOOR = ["memcpy"]

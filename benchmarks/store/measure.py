@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from benchmarks.store.channel import Peer, Setting
 from benchmarks.store.payloads import Payload
 from benchmarks.store.worker import writer_main
-from memlane.cli.bench.results import CellResult, Figures
-from memlane.cli.bench.session import Session, Workspace
-from memlane.cli.bench.turns import Say, Turns
+from memlane.cli.bench.measure import CellResult, Contender, Figures, Say, Turn, take_turns
+from memlane.cli.bench.processes import Session, Workspace
 
 TIMEOUT = 60.0
 SLICES = 5  # in a peer's turn
@@ -50,20 +49,16 @@ def run_cell(
     workspace: Workspace,
     say: Say,
 ) -> CellResult:
-    """All peers side by side. Those that fail or hang are killed, reported and left out."""
+    """All peers with one payload, in turns."""
+
+    def contender(peer: Peer) -> Contender:
+        def open_turn(stack: ExitStack) -> Turn:
+            places = workspace.folder, workspace.prefix, workspace.new_name()
+            setting = Setting(payload, readers, *places)
+            session = Session(writer_main, peer, setting, open_seconds=peer.open_seconds)
+            return _Turn(stack.enter_context(session))
+
+        return Contender(peer.name, peer.missing(), open_turn)
+
     result = CellResult(payload.name, payload.title, readers)
-    turns = Turns(result, say)
-    with ExitStack() as stack:
-        for peer in peers:
-            if why := peer.missing():
-                turns.leave_out(peer.name, why)
-                continue
-            setting = Setting(
-                payload, readers, workspace.folder, workspace.prefix, workspace.new_name()
-            )
-            with turns.or_left_out(peer.name):
-                session = Session(writer_main, peer, setting, open_seconds=peer.open_seconds)
-                turns.add(peer.name, _Turn(stack.enter_context(session)))
-        for number in range(rounds):
-            turns.take(number)
-    return result
+    return take_turns(result, map(contender, peers), rounds, say)

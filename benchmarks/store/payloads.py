@@ -1,4 +1,4 @@
-"""What is stored: arrays of four sizes, and a nested dict of tensors."""
+"""What is stored: arrays of two sizes, and a nested dict of tensors."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ def _tensors() -> Any:
 
 
 PAYLOADS = (
-    Payload("array-64k", "64 KiB array", 64 * KIB, _array(64 * KIB), slots=64, burst=24),
     Payload("array-1m", "1 MiB array", MIB, _array(MIB), slots=32, burst=12),
     Payload("array-8m", "8 MiB array", 8 * MIB, _array(8 * MIB), slots=8, burst=3),
-    Payload("array-64m", "64 MiB array", 64 * MIB, _array(64 * MIB), slots=3, burst=1),
     Payload("tensors", "dict of 5 x 200 KiB", 5 * 200 * KIB, _tensors, slots=32, burst=12),
 )
 BY_NAME = {payload.name: payload for payload in PAYLOADS}

@@ -42,12 +42,9 @@ def in_vllm() -> None:
     if os.environ.get("MEMLANE_BENCH_HERE") or not environment.PYTHON.exists():
         return
     mixed = environment.HERE / "mixed-0.33"
-    lmcache = environment.HERE / "lmcache"
-    environment.install_into(lmcache, "lmcache==0.5.6", "sortedcontainers", "aiofile", "caio")
-    places = (mixed, environment.ROOT, lmcache)
+    places = (mixed, environment.ROOT)
     path = os.pathsep.join(str(each) for each in places if each.exists())
     variables = {**os.environ, "PYTHONPATH": path, "MEMLANE_BENCH_HERE": "1"}
-    variables["LMCACHE_LOG_LEVEL"] = "ERROR"
     command = [str(environment.PYTHON), "-m", "benchmarks.tiers", *sys.argv[1:]]
     sys.exit(subprocess.run(command, env=variables, check=False).returncode)
 

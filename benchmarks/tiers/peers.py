@@ -5,14 +5,11 @@ Each has `store(ids)` and `load(ids)`, which return when all of these rows have 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -155,72 +152,6 @@ class VllmFs(Timed):
         self._pool.shutdown(wait=True)
 
 
-class LmCache(Timed):
-    """LMCache's local disk backend: a file a block, sixteen threads in the place of its four."""
-
-    def __init__(self, folder: Path, rows: npt.NDArray[np.uint8], direct: bool) -> None:
-        super().__init__(rows)
-        import torch
-        from lmcache.utils import CacheEngineKey
-        from lmcache.v1.config import LMCacheEngineConfig
-        from lmcache.v1.memory_allocators.tensor_memory_allocator import TensorMemoryAllocator
-        from lmcache.v1.memory_management import MemoryFormat
-        from lmcache.v1.storage_backend import local_cpu_backend, local_disk_backend
-
-        self._key = partial(CacheEngineKey, "model", 1, 0)
-        self._dtype = torch.uint8
-        config = LMCacheEngineConfig.from_defaults(
-            local_cpu=False,
-            local_disk=str(folder),
-            max_local_disk_size=64,
-            extra_config={"use_odirect": direct, "disk_io_threads": 16},
-        )
-        memory = torch.empty(2 * rows.nbytes + (256 << 20), dtype=torch.uint8)
-        allocator = TensorMemoryAllocator(memory[-memory.data_ptr() % 4096 :])
-        host = local_cpu_backend.LocalCPUBackend(config, memory_allocator=allocator)
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._disk = local_disk_backend.LocalDiskBackend(config, self._loop, host, "cpu")
-        shape = torch.Size([rows.shape[1]])
-        self._objects = [
-            allocator.allocate(shape, self._dtype, MemoryFormat.KV_2LTD) for _ in range(len(rows))
-        ]
-        for row, each in zip(rows, self._objects, strict=True):
-            each.tensor[:] = torch.from_numpy(row)
-        self._number = 0
-
-    def passes(self) -> tuple[float, float]:
-        """Under new keys each time; the files of the pass before are removed."""
-        for key in list(self._disk.dict):
-            self._disk.remove(key)
-        self._number += 1
-        return self.timed(self._store, self._load)
-
-    def _keys(self, ids: Ids) -> list[Any]:
-        return [self._key(self._number << 32 | int(at), self._dtype) for at in ids]
-
-    def _store(self, batches: list[Ids]) -> None:
-        stored = threading.Semaphore(0)
-        for ids in batches:
-            for key, at in zip(self._keys(ids), ids, strict=True):
-                self._disk.submit_put_task(key, self._objects[at], lambda _: stored.release())
-        for _ in range(len(self.rows)):
-            if not stored.acquire(timeout=60):
-                raise TimeoutError("LMCache has not stored a block")
-
-    def _load(self, batches: list[Ids]) -> None:
-        for ids in batches:
-            loaded = self._disk.batched_get_blocking(self._keys(ids))
-            for at, each in zip(ids, loaded, strict=True):  # its memory is its own
-                self.rows[at] = each.tensor.numpy()
-                each.ref_count_down()
-
-    def close(self) -> None:
-        """Ends its threads."""
-        self._disk.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-
 class OneThreadEach(Timed):
     """As vLLM's SimpleCPUOffload does it: one file, one thread that stores by pwritev, one that
     loads by preadv, a block at a time; no checksum, no index."""
@@ -292,7 +223,6 @@ class Bare:
 PEERS: dict[str, Any] = {
     "memlane": Memlane,
     "vLLM's fs tier": VllmFs,
-    "LMCache": LmCache,
     "one thread each way": OneThreadEach,
     "bare loop, C++": Bare,
 }

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pickle
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from memlane.cli.bench.channel import SLACK, Channel, Peer, Setting
-from memlane.cli.bench.payloads import MIB, Payload
+from memlane.cli.bench.channel import MIB, SLACK, Channel, Peer, Setting
 
 # Capacity of each reader's queue: this, or two messages if that is more.
 QUEUE_BYTES = 32 * MIB
@@ -34,9 +32,6 @@ class Fifos(Channel):
             for _ in range(self.setting.readers)
         ]
 
-    def open_writer(self) -> object:
-        return None
-
     def open_reader(self, rank: int, token: object) -> None:
         self._queue = self._queues[rank]
 
@@ -49,8 +44,4 @@ class Fifos(Channel):
         return self._queue.get()
 
 
-def _missing(payload: Payload) -> str | None:
-    return None if find_spec("faster_fifo") else "faster-fifo is not installed"
-
-
-PEERS = (Peer("faster-fifo", Fifos, _missing),)
+PEERS = (Peer("faster-fifo", Fifos, "faster_fifo"),)

@@ -13,8 +13,7 @@ import os
 import pickle
 from multiprocessing.shared_memory import SharedMemory
 
-from memlane.cli.bench.channel import SLACK, Channel, Peer, Setting
-from memlane.cli.bench.payloads import MIB, Payload
+from memlane.cli.bench.channel import MIB, SLACK, Channel, Peer, Setting
 
 CHUNK_BYTES = 10 * MIB
 
@@ -33,9 +32,6 @@ class PollingRing(Channel):
         self._memory = SharedMemory(self.setting.name, create=True, size=size)
         self._memory.unlink()  # the readers inherit the mapping; nothing can leak
         self._bytes = memoryview(self._memory.buf or b"")
-
-    def open_writer(self) -> object:
-        return None
 
     def open_reader(self, rank: int, token: object) -> None:
         self._rank = rank
@@ -72,8 +68,4 @@ class PollingRing(Channel):
         return obj
 
 
-def _missing(payload: Payload) -> str | None:
-    return None
-
-
-PEERS = (Peer("polling ring", PollingRing, _missing, sleeps=False),)
+PEERS = (Peer("polling ring", PollingRing, sleeps=False),)

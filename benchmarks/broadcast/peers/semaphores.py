@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from multiprocessing.shared_memory import SharedMemory
 
 from memlane.cli.bench import frames
 from memlane.cli.bench.channel import SLACK, Channel, Peer, Setting
-from memlane.cli.bench.payloads import Payload
-
-FORK = multiprocessing.get_context("fork")
+from memlane.cli.bench.processes import FORK
 
 
 class SemaphoreRing(Channel):
@@ -28,9 +25,6 @@ class SemaphoreRing(Channel):
         readers = range(self.setting.readers)
         self._free = [FORK.Semaphore(self.setting.chunks) for _ in readers]
         self._filled = [FORK.Semaphore(0) for _ in readers]
-
-    def open_writer(self) -> object:
-        return None
 
     def open_reader(self, rank: int, token: object) -> None:
         self._rank = rank
@@ -55,8 +49,4 @@ class SemaphoreRing(Channel):
         return obj
 
 
-def _missing(payload: Payload) -> str | None:
-    return None
-
-
-PEERS = (Peer("semaphore ring", SemaphoreRing, _missing),)
+PEERS = (Peer("semaphore ring", SemaphoreRing),)

@@ -6,11 +6,9 @@ As in the tests of the adapters; `python -m tests.engines.sources` fetches the m
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
-from memlane.cli.bench.channel import Peer
-from memlane.cli.bench.payloads import Payload
+from memlane.cli.bench.channel import Payload, Peer
 from memlane.cli.bench.peers import vllm_queue
 
 RELEASE = "0.33"
@@ -27,17 +25,15 @@ class Arena(Default):
     has_arena = True
 
 
-def _missing(payload: Payload) -> str | None:
-    if find_spec("torch") is None:
-        return "torch is not installed"
+def _refuses(payload: Payload) -> str | None:
     return None if SOURCES.exists() else "run `python -m tests.engines.sources` first"
 
 
-def _missing_arena(payload: Payload) -> str | None:
-    return _missing(payload) if payload.is_tensor else "it is for tensors"
+def _only_tensors(payload: Payload) -> str | None:
+    return _refuses(payload) if payload.is_tensor else "it is for tensors"
 
 
 PEERS = (
-    Peer("vLLM", Default, _missing, sleeps=False),
-    Peer("vLLM arena", Arena, _missing_arena, sleeps=False),
+    Peer("vLLM", Default, "torch", _refuses, sleeps=False),
+    Peer("vLLM arena", Arena, "torch", _only_tensors, sleeps=False),
 )

@@ -13,19 +13,18 @@ from rich.table import Table
 
 import memlane
 from memlane.cli import show
-from memlane.cli.bench.measure import PAUSE, Cell, run_cell
-from memlane.cli.bench.payloads import BY_NAME
+from memlane.cli.bench.channel import ARRAY, DICT
+from memlane.cli.bench.measure import Cell, CellResult, run_cell
 from memlane.cli.bench.peers import PEERS
-from memlane.cli.bench.results import CellResult
-from memlane.cli.bench.session import Workspace
+from memlane.cli.bench.processes import Workspace
 from memlane.errors import InvalidArgument
 
 ROUNDS = 5
 READERS = 4
 _WIDTH = 80  # of the picture
 CELLS = (
-    Cell(BY_NAME["dict"], READERS, 40, 0, 0.1, 0.3, PAUSE),
-    Cell(BY_NAME["array-1m"], READERS, 20, 0, 0.1, 0.0, PAUSE),
+    Cell(DICT, READERS, paced=40, seconds=0.1, idle_seconds=0.3),
+    Cell(ARRAY, READERS, paced=20, seconds=0.1),
 )
 
 

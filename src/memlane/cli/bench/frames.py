@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-ALIGN = 64
+_ALIGN = 64
 
 
-@dataclass(frozen=True)
-class Frames:
+class Frames(NamedTuple):
     """An encoded object; the buffers alias it."""
 
     head: bytes
-    buffers: Sequence[memoryview]
+    buffers: list[memoryview]
 
     @property
     def room(self) -> int:
         """An upper bound of the bytes that `write` touches."""
         sizes = (len(self.head), *map(len, self.buffers))
-        return 8 * (1 + len(sizes)) + sum(size + ALIGN for size in sizes)
+        return 8 * (1 + len(sizes)) + sum(size + _ALIGN for size in sizes)
 
 
 def encode(obj: object) -> Frames:
@@ -37,25 +35,20 @@ def encode(obj: object) -> Frames:
 
 def write(memory: memoryview, frames: Frames) -> None:
     """Writes into `memory`, with one copy."""
-    sizes = (len(frames.head), *map(len, frames.buffers))
-    struct.pack_into(f"={1 + len(sizes)}Q", memory, 0, len(sizes), *sizes)
-    at = 8 * (1 + len(sizes))
     pieces: list[bytes | memoryview] = [frames.head, *frames.buffers]
+    struct.pack_into(f"={1 + len(pieces)}Q", memory, 0, len(pieces), *map(len, pieces))
+    at = 8 * (1 + len(pieces))
     for piece in pieces:
         memory[at : at + len(piece)] = piece
-        at = -(-(at + len(piece)) // ALIGN) * ALIGN
+        at = -(-(at + len(piece)) // _ALIGN) * _ALIGN
 
 
 def read(memory: memoryview, copy: bool) -> object:
     """Decodes the object: with one copy, or as an alias of `memory`."""
     (count,) = struct.unpack_from("=Q", memory)
-    sizes = struct.unpack_from(f"={count}Q", memory, 8)
-    pieces = []
-    at = 8 * (1 + count)
-    for size in sizes:
+    at, pieces = 8 * (1 + count), []
+    for size in struct.unpack_from(f"={count}Q", memory, 8):
         pieces.append(memory[at : at + size])
-        at = -(-(at + size) // ALIGN) * ALIGN
+        at = -(-(at + size) // _ALIGN) * _ALIGN
     head, *buffers = pieces
-    if not copy:
-        return pickle.loads(head, buffers=buffers)
-    return pickle.loads(head, buffers=map(bytearray, buffers))
+    return pickle.loads(head, buffers=map(bytearray, buffers) if copy else buffers)

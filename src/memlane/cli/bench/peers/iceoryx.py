@@ -9,16 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from memlane.cli.bench import frames
-from memlane.cli.bench.channel import SLACK, Channel, Peer
-from memlane.cli.bench.payloads import Payload
+from memlane.cli.bench.channel import SLACK, Channel, Peer, only_arrays
 
-MAX_PORTS = 16
+_MAX_PORTS = 16
 
 
 class Polling(Channel):
@@ -37,8 +35,8 @@ class Polling(Channel):
             self._node.service_builder(iox.ServiceName.new(self.setting.name))
             .publish_subscribe(iox.Slice[ctypes.c_uint8])
             .max_publishers(1)
-            .max_subscribers(MAX_PORTS)
-            .max_nodes(2 * MAX_PORTS)
+            .max_subscribers(_MAX_PORTS)
+            .max_nodes(2 * _MAX_PORTS)
             .history_size(0)
             .subscriber_max_buffer_size(self.setting.chunks)
             .enable_safe_overflow(False)
@@ -96,7 +94,7 @@ class Events(Polling):
     def _event(self) -> Any:
         name = self._iox.ServiceName.new(self.setting.name + "-event")
         builder = self._node.service_builder(name).event()
-        return builder.max_listeners(MAX_PORTS).max_nodes(2 * MAX_PORTS).open_or_create()
+        return builder.max_listeners(_MAX_PORTS).max_nodes(2 * _MAX_PORTS).open_or_create()
 
     def open_writer(self) -> object:
         super().open_writer()
@@ -126,16 +124,8 @@ class EventsView(Events):
         self._sample.delete()
 
 
-def _missing(payload: Payload) -> str | None:
-    return None if find_spec("iceoryx2") else "iceoryx2 is not installed"
-
-
-def _missing_view(payload: Payload) -> str | None:
-    return _missing(payload) or (None if payload.is_array else "a view is for arrays")
-
-
 PEERS = (
-    Peer("iceoryx2 polling", Polling, _missing, sleeps=False),
-    Peer("iceoryx2 events", Events, _missing),
-    Peer("iceoryx2 view", EventsView, _missing_view, is_view=True),
+    Peer("iceoryx2 polling", Polling, "iceoryx2", sleeps=False),
+    Peer("iceoryx2 events", Events, "iceoryx2"),
+    Peer("iceoryx2 view", EventsView, "iceoryx2", only_arrays, is_view=True),
 )

@@ -6,21 +6,19 @@ from contextlib import AbstractContextManager
 from typing import cast
 
 from memlane import Handle, MessageQueue
-from memlane.cli.bench.channel import SLACK, Channel, Peer
-from memlane.cli.bench.payloads import MIB, Payload
+from memlane.cli.bench.channel import MIB, SLACK, Channel, Peer, only_arrays
 
-DEFAULT_CHUNK_BYTES = 10 * MIB
-TIMEOUT = 30.0
+_CHUNK_BYTES = 10 * MIB  # the default
 
 
 class Copy(Channel):
     """`dequeue`: the object belongs to the reader."""
 
     def open_writer(self) -> object:
-        readers, needed = self.setting.readers, self.setting.payload.bytes + SLACK
-        chunk_bytes = max(needed, DEFAULT_CHUNK_BYTES)
-        if self.setting.payload.is_tensor:  # these are stored in extents
-            chunk_bytes = DEFAULT_CHUNK_BYTES
+        readers, payload = self.setting.readers, self.setting.payload
+        chunk_bytes = max(_CHUNK_BYTES, payload.bytes + SLACK)
+        if payload.is_tensor:  # these are stored in extents
+            chunk_bytes = _CHUNK_BYTES
         self.queue = MessageQueue(
             readers, readers, max_chunk_bytes=chunk_bytes, max_chunks=self.setting.chunks
         )
@@ -30,7 +28,7 @@ class Copy(Channel):
         self.queue = MessageQueue.create_from_handle(cast(Handle, token), rank)
 
     def ready(self) -> None:
-        self.queue.wait_until_ready(TIMEOUT)
+        self.queue.wait_until_ready(timeout=30.0)
 
     def send(self, obj: object) -> None:
         self.queue.enqueue(obj)
@@ -55,15 +53,7 @@ class View(Copy):
         self._block.__exit__(None, None, None)
 
 
-def _present(payload: Payload) -> str | None:
-    return None
-
-
-def _has_view(payload: Payload) -> str | None:
-    return None if payload.is_array or payload.is_tensor else "a view is for arrays"
-
-
 PEERS = (
-    Peer("memlane", Copy, _present, is_memlane=True),
-    Peer("memlane view", View, _has_view, is_view=True, is_memlane=True),
+    Peer("memlane", Copy, is_memlane=True),
+    Peer("memlane view", View, refuses=only_arrays, is_view=True, is_memlane=True),
 )

@@ -6,16 +6,11 @@ import multiprocessing
 import pickle
 
 from memlane.cli.bench.channel import Channel, Peer
-from memlane.cli.bench.payloads import Payload
 
 
 class Pipes(Channel):
     def prepare(self) -> None:
         self._pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self.setting.readers)]
-
-    def open_writer(self) -> object:
-        self._writers = [there for _, there in self._pipes]
-        return None
 
     def open_reader(self, rank: int, token: object) -> None:
         self._reader = self._pipes[rank][0]
@@ -24,15 +19,11 @@ class Pipes(Channel):
 
     def send(self, obj: object) -> None:
         data = pickle.dumps(obj, protocol=5)
-        for writer in self._writers:
+        for _, writer in self._pipes:
             writer.send_bytes(data)
 
     def recv(self) -> object:
         return pickle.loads(self._reader.recv_bytes())
 
 
-def _missing(payload: Payload) -> str | None:
-    return None
-
-
-PEERS = (Peer("Pipe", Pipes, _missing),)
+PEERS = (Peer("Pipe", Pipes),)

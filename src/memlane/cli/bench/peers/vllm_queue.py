@@ -5,18 +5,14 @@ from __future__ import annotations
 import threading
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from memlane.cli.bench.channel import Channel, Peer
-from memlane.cli.bench.payloads import Payload
-
-MODULE = "vllm.distributed.device_communicators.shm_broadcast"
 
 
 @cache
 def _queues() -> Any:
-    return import_module(MODULE).MessageQueue
+    return import_module("vllm.distributed.device_communicators.shm_broadcast").MessageQueue
 
 
 class Default(Channel):
@@ -53,8 +49,4 @@ class Default(Channel):
         return self.queue.dequeue()
 
 
-def _missing(payload: Payload) -> str | None:
-    return None if find_spec("vllm") else "vLLM is not installed"
-
-
-PEERS = (Peer("vLLM", Default, _missing, sleeps=False),)
+PEERS = (Peer("vLLM", Default, package="vllm", sleeps=False),)

@@ -11,12 +11,10 @@ import pickle
 import zmq
 
 from memlane.cli.bench import frames
-from memlane.cli.bench.channel import Channel, Peer
-from memlane.cli.bench.payloads import Payload
+from memlane.cli.bench.channel import KIB, Channel, Payload, Peer
 
-# From this size on, messages are passed by reference, as the library's manual advises.
-BY_REFERENCE = 64 * 1024
-TIMEOUT_MS = 30_000
+_BY_REFERENCE = 64 * KIB  # from this size on, as the library's manual advises
+_TIMEOUT_MS = 30_000
 
 
 class PubSub(Channel):
@@ -39,7 +37,7 @@ class PubSub(Channel):
 
     def ready(self) -> None:
         for _ in range(self.setting.readers):
-            if not self._socket.poll(TIMEOUT_MS):
+            if not self._socket.poll(_TIMEOUT_MS):
                 raise TimeoutError("a subscriber is missing")
             self._socket.recv()
 
@@ -49,13 +47,13 @@ class PubSub(Channel):
             self._socket.send_multipart([encoded.head, *encoded.buffers], copy=False)
         else:
             data = pickle.dumps(obj, protocol=5)
-            self._socket.send(data, 0, copy=len(data) < BY_REFERENCE)
+            self._socket.send(data, 0, copy=len(data) < _BY_REFERENCE)
 
     def recv(self) -> object:
         if self.setting.payload.is_array:
             head, *buffers = self._socket.recv_multipart(copy=False)
             return pickle.loads(head.buffer, buffers=[buffer.buffer for buffer in buffers])
-        if self.setting.payload.bytes >= BY_REFERENCE:
+        if self.setting.payload.bytes >= _BY_REFERENCE:
             return pickle.loads(self._socket.recv(copy=False).buffer)
         return pickle.loads(self._socket.recv())
 
@@ -63,8 +61,8 @@ class PubSub(Channel):
         self._socket.close()
 
 
-def _missing(payload: Payload) -> str | None:
+def _refuses(payload: Payload) -> str | None:
     return "it has no bound, and memory has" if payload.is_tensor else None
 
 
-PEERS = (Peer("pyzmq", PubSub, _missing),)
+PEERS = (Peer("pyzmq", PubSub, refuses=_refuses),)
