@@ -11,7 +11,7 @@ import pytest
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup, stores
-from tests.support import PATIENCE, Aside, Link, start, until
+from tests.support import PATIENCE, Aside, Link, assert_in_time, start, until
 from tests.support.groups import (
     KINDS,
     SECRET,
@@ -26,6 +26,8 @@ from tests.support.queues import segments, sweep
 
 create = MessageQueue.create_from_process_group
 SHORT = 1.0
+SOON = 2.0
+"""Seconds in which a death is named: a slice of waiting, and the others' step."""
 BOUND = 5.0
 """Seconds that an error may come behind the deadline: a slice of waiting, and a busy machine."""
 
@@ -147,6 +149,42 @@ def test_processes(method: str) -> None:
                 peer.result()
 
 
+def call_twice(link: Link, group: TcpGroup) -> None:
+    in_the_same_node_as(group, timeout=PATIENCE)
+    link.tell("was there")
+    link.hear()
+    began = time.monotonic()
+    try:
+        create(group, *SMALL, timeout=PATIENCE).close()
+    except RankMissing as error:
+        link.tell((error.ranks, str(error), began, time.monotonic()))
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_rank_that_died_between_two_calls_is_named_at_once(victim: int) -> None:
+    """By all others, on whatever step they are; those that come later see it, too."""
+    with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
+        peers = {rank: start(member, group.port, rank, 3, call_twice) for rank in (1, 2)}
+        in_the_same_node_as(group, timeout=PATIENCE)
+        for peer in peers.values():
+            peer.hear()
+        doomed = peers.pop(victim)
+        doomed.kill()
+        begun = time.monotonic()
+        (other,) = peers.values()
+        other.tell("go on")
+        text = rf"rank {victim} of a group of 3 has died .pid {doomed.pid}"
+        with pytest.raises(RankMissing, match=text) as caught:
+            create(group, *SMALL, timeout=PATIENCE)
+        assert_in_time(SOON, begun)
+        assert caught.value.ranks == (victim,)
+        ranks, said, began, ended = other.hear()
+        assert ranks == (victim,)
+        assert text.replace(".pid", "(pid") in said
+        assert_in_time(SOON, began, ended)
+        other.result()
+
+
 def die_with_probe(link: Link, group: TcpGroup) -> None:
     ring = grouping.ShmRingBuffer
 
@@ -165,12 +203,14 @@ def test_source_is_killed_with_its_probe() -> None:
     before = segments()
     with TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as group:
         peer = start(member, group.port, 1, 2, die_with_probe)
-        waiting = Aside(in_the_same_node_as, group, 1, timeout=2.0)
+        waiting = Aside(in_the_same_node_as, group, 1, timeout=PATIENCE)
         probe = peer.hear()
         assert peer.join() == -signal.SIGKILL
+        died = time.monotonic()
         assert segments() - before == {probe}
-        with pytest.raises(RankMissing, match="waiting for rank 1"):
+        with pytest.raises(RankMissing, match=rf"rank 1 of a group of 2 has died .pid {peer.pid}"):
             waiting.result()
+        assert_in_time(SOON, died, waiting.ended)
         sweep()
         assert segments() == before
 
@@ -180,11 +220,12 @@ def test_rank_0_is_killed() -> None:
     peer = start(hold_board)
     port = peer.hear()
     with TcpGroup("127.0.0.1", port, 1, 2, secret=SECRET) as group:
-        waiting = Aside(in_the_same_node_as, group, 0, timeout=1.0)
+        waiting = Aside(in_the_same_node_as, group, 0, timeout=PATIENCE)
         assert peer.hear() == "rank 1 waits"
-        peer.kill()
-        with pytest.raises(RankMissing, match="waiting for rank 0, which keeps the group's board"):
+        killed = peer.kill()
+        with pytest.raises(RankMissing, match=r"rank 0[^:]* has died"):
             waiting.result()
+        assert_in_time(SOON, killed, waiting.ended)
 
 
 def test_rank_0_is_stopped() -> None:

@@ -46,6 +46,8 @@ _NONSENSE = (msgspec.MsgspecError, UnicodeError, TypeError, OverflowError, Recur
 
 # Seconds that a closing board waits for ranks in the middle of a call.
 _PARTING = 5.0
+# Seconds after which a connection to the board that was lost, and did not come back, is over.
+_RECONNECTION = 0.8
 _LONGEST = 3.0e6  # seconds, for `timeout=None`; larger values overflow in C
 _LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 24 days
 _PART = MOST_BYTES - 96  # CURVE adds less than that
@@ -251,6 +253,7 @@ class BoardStore:
         self._deadline = deadline
         self._number = 0
         self._has_answered = False
+        self._lost_at: float | None = None
         self._connection = Connecting(
             context,
             WATCHED_BY_DEALER,
@@ -345,14 +348,28 @@ class BoardStore:
         for descriptor in (*connection.quiet, connection.news):
             poller.register(descriptor, select.POLLIN)
         while True:
-            for _ in connection.events():
-                pass
+            for name, _ in connection.events():
+                if name in ("lost", "connected"):
+                    self._lost_at = time.monotonic() if name == "lost" else None
             if can_receive(connection.socket):
                 return True
             left = end - time.monotonic()
             if left <= 0:
                 return False
+            if self._lost_at is not None and self._has_answered:
+                until_gone = self._lost_at + _RECONNECTION - time.monotonic()
+                if until_gone <= 0:
+                    raise self._gone()
+                left = min(left, until_gone)
             poller.poll(int(min(left, _LONGEST_POLL) * 1000) + 1)
+
+    def _gone(self) -> RankMissing:
+        return RankMissing(
+            f"rank 0, which keeps the group's board at {self._address}, has died or cannot be "
+            f"reached: its connection ended",
+            self._deadline.timeout,
+            (0,),
+        )
 
     @staticmethod
     def _decoded(answer: bytes) -> tuple[int, Any]:

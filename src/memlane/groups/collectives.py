@@ -54,6 +54,17 @@ def missing_error(
     )
 
 
+def dead_error(size: int, pids: dict[int, int], timeout: float | None) -> RankMissing:
+    """The error for a wait for ranks whose processes have ended; `pids` has theirs, by rank."""
+    who = ", ".join(f"pid {pid}" for pid in list(pids.values())[:8])
+    has = "has" if len(pids) == 1 else "have"
+    return RankMissing(
+        f"{text_of_ranks(sorted(pids))} of a group of {size} {has} died ({who})",
+        timeout,
+        tuple(sorted(pids)),
+    )
+
+
 class Collectives(ABC):
     """One collective call of a group; all ranks take the same steps in the same order.
 

@@ -16,9 +16,11 @@ from memlane.groups.collectives import (
     SLICE,
     Collectives,
     Outcome,
+    dead_error,
     missing_error,
     stall_of,
 )
+from memlane.groups.members import Members
 
 _encode = msgspec.msgpack.encode
 
@@ -68,6 +70,7 @@ class StoreCollectives(Collectives):
         self._is_over = False  # somebody has left this call, which all others will see
         self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
         self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
+        self._members = Members(store, rank, size)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
@@ -170,6 +173,10 @@ class StoreCollectives(Collectives):
             if value is not None:
                 return self._unless_over(_decoded(value, src), src)
             self._look_for_leavers()
+            if dead := self._members.dead(lambda: missing() or [src]):
+                died = dead_error(self.size, dead, self.deadline.timeout)
+                self._leave(list(dead), f"rank {self.rank}: {died}")
+                raise died
             if self.deadline.left() == 0:
                 absent = missing() or [src]
                 value = self._store.get(key, 0)  # set meanwhile: those ranks have moved on
