@@ -1,7 +1,10 @@
 """release_reader: the queue continues without a process that is dead or never attached."""
 
-from memlane import MessageQueue, ReaderDied
-from tests.support import PATIENCE, until
+import os
+import signal
+
+from memlane import Gather, GatherHandle, Handle, MessageQueue, ReaderDied, WriterDied
+from tests.support import PATIENCE, Link, start, until
 from tests.support.queues import drain, fill, refuses, start_reader
 
 
@@ -35,6 +38,33 @@ def test_a_dead_reader(method: str) -> None:
             writer.enqueue(number, timeout=0)
             assert reader.dequeue(timeout=0) == number
         reader.close()
+
+
+def holds_much_between_two_queues(link: Link, plans: Handle, answers: GatherHandle) -> None:
+    todo = MessageQueue.create_from_handle(plans, 0)
+    much = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)  # closed between the two
+    os.posix_fallocate(much, 0, 1 << 30)
+    done = Gather.create_from_handle(answers, 0)
+    link.tell("ready")
+    link.hear()
+    del todo, done
+
+
+def test_a_reader_whose_death_another_queue_has_reported_is_released() -> None:
+    """Also while the kernel has yet to close its files of this queue."""
+    for _ in range(3):
+        with MessageQueue(1, 1) as plans, Gather(1) as answers:
+            doomed = start(
+                holds_much_between_two_queues, plans.export_handle(0), answers.export_handle(0)
+            )
+            doomed.hear()
+            os.kill(doomed.pid, signal.SIGKILL)
+            with refuses(WriterDied):
+                answers.dequeue(PATIENCE)
+            answers.release_writer(0)
+            plans.release_reader(0)
+            plans.enqueue("goes on", timeout=0)
+            doomed.join()
 
 
 def test_two_dead_readers_one_after_the_other() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -227,3 +228,33 @@ def _mapped(pid: int, folder: str) -> Iterator[tuple[str, str]]:
             fields = line.rstrip("\n").split(None, 5)
             if len(fields) == 6 and fields[5].startswith(f"{folder}/"):
                 yield fields[5], fields[0]
+
+
+_EXITING = 0x4  # PF_EXITING of a task's flags
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the process has begun to end and can execute nothing any more; it may still hold
+    files and locks. False also for one that is gone."""
+    try:
+        fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    except OSError:
+        return False
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _EXITING)
+
+
+def waits_for_its_end(pid: int, seconds: float) -> bool:
+    """Returns whether a process that `is_ending` is over within that time, and its files closed.
+
+    False at once where pidfd_open is refused.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)

@@ -20,7 +20,7 @@ from memlane._native import RingGather, RingReader, RingSegment, RingWriter, aft
 from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.handle import FORMAT_VERSION, checked_rank
 from memlane.broadcast.joint_watch import JointWatch
-from memlane.broadcast.local import NOW, RESERVED_CHUNK_BYTES, LocalEnd
+from memlane.broadcast.local import NOW, RESERVED_CHUNK_BYTES, LocalEnd, has_ended
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import GatherStatistics, WriterStatistics
@@ -236,6 +236,7 @@ class _Reader:
         if ring.native.is_closed:
             self.check()
             return
+        has_ended(participant(ring.native, 0))
         state = ring.writer_state
         unread = participant(ring.native, 0).position > ring.position
         if state == "dead" and unread and self._dead != rank:

@@ -15,6 +15,7 @@ from memlane._base.deadline import seconds_of
 from memlane._base.diagnosis import Participant, failure, participant, stall_line, view_in_use, warn
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of, not_readmitted
+from memlane._base.processes import is_ending, waits_for_its_end
 from memlane._base.segments import name_of
 from memlane._base.serialization import Codec, codec_of
 from memlane._base.survivors import survivor
@@ -44,6 +45,7 @@ RESERVED_OF_LATEST = 4096
 
 
 NOW = float("0")
+_LONGEST_END = 1.0  # seconds that a process which has begun to end is waited for
 """The timeout of an attempt of a call that is awaited, and of its TimedOut: that of an error of a
 message's own is another object."""
 
@@ -307,8 +309,11 @@ class LocalWriter(LocalEnd[RingWriter]):
     def release_reader(self, rank: int) -> None:
         if rank not in self.native.ranks:
             raise no_such_reader(rank, self.native.ranks)
-        if not self.native.release_reader(self.native.ranks.index(rank)):
+        place = self.native.ranks.index(rank)
+        if not self.native.release_reader(place):
             who = self._who(rank)
+            if has_ended(who) and self.native.release_reader(place):
+                return
             state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.pid})"
             raise InvalidArgument(
                 f"reader {rank} is {state}: only a dead or absent reader can be released; end its "
@@ -329,6 +334,12 @@ class LocalWriter(LocalEnd[RingWriter]):
 
     def _who(self, rank: int) -> Participant:
         return participant(self.native, 1 + self.native.ranks.index(rank))
+
+
+def has_ended(who: Participant) -> bool:
+    """Waits for a process that has begun to end: it holds its locks until the kernel has closed
+    its files, one after the other. A second at most."""
+    return who.is_pid_of_here and is_ending(who.pid) and waits_for_its_end(who.pid, _LONGEST_END)
 
 
 class LocalReader(LocalEnd[RingReader]):

@@ -544,7 +544,7 @@ class MessageQueue(AnyQueue[M]):
 
     def release_reader(self, rank: int) -> None:
         """Stops waiting for a reader that died or never attached; its place is closed until
-        `readmit` opens it again.
+        `readmit` opens it again. A process that has begun to end is waited for, a second at most.
 
         Raises:
             InvalidArgument: there is no such reader, or it is alive, even if stopped or slow.
