@@ -169,6 +169,20 @@ STORE = ShmObjectStorageHandle(1000, 1, (8192, "memlane-none"), MsgpackSerde)
         (QUEUE, lambda h: MessageQueue.create_from_handle(h, 0), "local_reader_ranks", {0: 1}),
         (QUEUE, lambda h: MessageQueue.create_from_handle(h, 0), "local_reader_ranks", iter([0])),
         (QUEUE, lambda h: MessageQueue.create_from_handle(h, 0), "buffer_handle", (1, 64)),
+        *[
+            (QUEUE, lambda h: MessageQueue.create_from_handle(h, 0), field, made(value))
+            for field, value in [
+                ("buffer_handle", QUEUE.buffer_handle),
+                ("local_openings", [3]),
+                ("writer_file", [1, 2]),
+                ("relay_of", [1, "tcp://127.0.0.1:1"]),
+            ]
+            for made in (iter, dict.fromkeys)
+        ],
+        (
+            *(STORE, SingleWriterShmObjectStorage.create_from_handle),
+            *("ring_buffer_handle", dict.fromkeys(STORE.ring_buffer_handle)),
+        ),
     ],
 )
 def test_fields_of_handles(

@@ -47,3 +47,11 @@ def handle_in(text: str | bytes, kind: type[T], version: int) -> T:
         raise InvalidArgument(f"this text is not a handle: {error}") from None
     except TypeError as error:
         raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
+
+
+def check_sequences(handle: object, *fields: str) -> None:
+    """Raises unless each of these fields is a list, a tuple or None."""
+    for name in fields:
+        value = getattr(handle, name)
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise InvalidArgument(f"the handle's {name} is not a list: {value!r}")

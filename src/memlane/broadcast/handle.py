@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memlane._base.arguments import integer_from, segment_name
-from memlane._base.handle_text import check_version, handle_in, handle_text
+from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text
 from memlane._base.serialization import codec_of
 from memlane._importing import fork_waits
 from memlane.broadcast.ring import ring_geometry
@@ -97,8 +97,10 @@ class Handle:
         if len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
             raise InvalidArgument(f"the handle's queue_id is not 32 hexadecimal digits: {self!r}")
         codec_of(self.serializer)
-        if not isinstance(self.local_reader_ranks, (list, tuple)):
-            raise InvalidArgument(f"the handle's ranks are not a list: {self.local_reader_ranks!r}")
+        check_sequences(
+            *(self, "local_reader_ranks", "buffer_handle", "local_openings"),
+            *("remote_reader_keys", "writer_file", "relay_of"),
+        )
         for rank in self.local_reader_ranks:
             checked_rank(rank)
         if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):

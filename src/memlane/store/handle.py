@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlane._base.arguments import integer_from, segment_name
-from memlane._base.handle_text import handle_in, handle_text
+from memlane._base.handle_text import check_sequences, handle_in, handle_text
 from memlane.errors import InvalidArgument
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 
@@ -78,6 +78,7 @@ class ShmObjectStorageHandle:
 
     def validate(self) -> None:
         """Raises InvalidArgument unless a storage can have made this handle."""
+        check_sequences(self, "ring_buffer_handle")
         try:
             size, name = self.ring_buffer_handle
             integer_from("data_buffer_size", size, 1)
