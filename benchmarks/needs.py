@@ -29,5 +29,5 @@ def native_program(name: str) -> Path:
     """The path of a program that is built with the C++ tests."""
     program = ROOT / "build/native/native/tests" / name
     if not program.exists():
-        sys.exit(f"{program} has not been built: run `make native-test` first")
+        sys.exit(f"{program} has not been built: run `make bench-peers` first")
     return program

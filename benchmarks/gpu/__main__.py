@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,12 +40,11 @@ def main() -> None:
     arguments = parser.parse_args()
     needs.package("torch", "python -m benchmarks.gpu")
     if arguments.dry:
-        from tests.support.cuda import build_runtime, with_runtime
+        from tests.support.cuda import stand_in, with_runtime
         from tests.support.gpus import StandIn
 
-        with tempfile.TemporaryDirectory() as folder:
-            library = build_runtime(Path(folder))
-            with_runtime(library, lambda _: _measure(StandIn(library), arguments))
+        library = stand_in()
+        with_runtime(library, lambda _: _measure(StandIn(library), arguments))
         return
     import torch
 

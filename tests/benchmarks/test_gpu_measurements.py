@@ -12,15 +12,15 @@ import pytest
 from benchmarks.gpu import compiled
 from benchmarks.gpu.plan import DRY, steps
 
-from tests.support.cuda import build_runtime, with_runtime
+from tests.support.cuda import stand_in, with_runtime
 from tests.support.gpus import StandIn
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_runtime(tmp_path_factory.mktemp("cuda"))
+def library() -> Path:
+    return stand_in()
 
 
 def test_a_dry_run_is_complete(tmp_path: Path) -> None:

@@ -4,10 +4,7 @@ The processes run a build of the extension that has hooks (`make hooks`), in a /
 where the machine allows that. `pytest -s tests/crash` prints every death and its outcome.
 """
 
-import os
 import re
-import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -30,9 +27,9 @@ from tests.support import (
     start_control,
     unshare_refusal,
 )
+from tests.support.built import built
 
 ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build/hooks"
 ROLES = {
     "writer": "writers.writer_dies",
     "writer after a release": "writers.releasing_writer_dies",
@@ -58,26 +55,14 @@ SECONDS = 900  # until a role is given up; a minute is usual
 pytestmark = pytest.mark.soak(seconds=SECONDS)
 
 
-def why_outdated() -> str:
-    """What the build with hooks lacks; empty if it is what the sources say."""
-    if not any(BUILD.glob("site/memlane/_native.*.so")):
-        return f"there is no build with sync hooks in {BUILD}"
-    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if ninja is None:
-        return ""  # who has built it had one: a machine that only runs the tests cannot tell
-    dry_run = subprocess.run([ninja, "-C", BUILD, "-n"], capture_output=True, text=True, check=True)
-    return "" if "no work to do" in dry_run.stdout else f"{BUILD} is older than the native code"
-
-
 @cache
 def hooked() -> tuple[str, ...]:
     """An interpreter with the extension that has hooks, which was built before the tests.
 
     With -S, because the finder of an editable installation goes before every path.
     """
-    if outdated := why_outdated():
-        pytest.fail(f"{outdated}: run `make hooks`, then the tests", pytrace=False)
-    paths = f"{BUILD}/site:{sysconfig.get_path('purelib')}"
+    site = built(f"hooks/site/memlane/_native{sysconfig.get_config_var('EXT_SUFFIX')}", "hooks")
+    paths = f"{site.parents[1]}:{sysconfig.get_path('purelib')}"
     python = (sys.executable,) if unshare_refusal() else private_shm("256m")
     return ("env", f"PYTHONPATH={paths}", *python, "-S")
 

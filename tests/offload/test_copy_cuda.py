@@ -16,7 +16,7 @@ import pytest
 from memlane import CopyFailed, InvalidArgument, PairRefused, Unsupported
 from memlane.offload import _runtime, cuda
 from memlane.offload._arrays import Side
-from tests.support.cuda import STREAM, build_runtime, with_runtime
+from tests.support.cuda import STREAM, stand_in, with_runtime
 from tests.support.gpus import GPU, Current, Event, Stream, play
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, new_id, region_of
@@ -25,14 +25,14 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module", params=[(13000, 13000), (12080, 12090), (12080, 12060)], ids=str)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(request: pytest.FixtureRequest) -> Path:
     """With each signature of batches, and with a driver that has none."""
-    return build_runtime(tmp_path_factory.mktemp("cuda"), *request.param)
+    return stand_in(*request.param)
 
 
 @pytest.fixture(scope="module")
-def newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_runtime(tmp_path_factory.mktemp("cuda"))
+def newest() -> Path:
+    return stand_in()
 
 
 def on_gpu(fake: Any, name: str, array: Any) -> Side:

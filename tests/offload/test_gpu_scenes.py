@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.scenes import SCENES, SIZED_SCENES
-from tests.support.cuda import build_runtime, with_runtime
+from tests.support.cuda import stand_in, with_runtime
 from tests.support.gpus import StandIn
 from tests.support.regions import PAGE
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_runtime(tmp_path_factory.mktemp("cuda"))
+def library() -> Path:
+    return stand_in()
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)

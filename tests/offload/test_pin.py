@@ -14,14 +14,14 @@ import pytest
 from memlane import Closed
 from memlane.offload import _page_locks, _runtime
 from tests.support import Alarm, Aside
-from tests.support.cuda import build_runtime, with_runtime
+from tests.support.cuda import stand_in, with_runtime
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, new_id, region_of
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_runtime(tmp_path_factory.mktemp("cuda"))
+def library() -> Path:
+    return stand_in()
 
 
 def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:

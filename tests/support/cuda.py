@@ -5,40 +5,21 @@ for GPUs has loaded the real one, too, which is hidden there.
 """
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from memlane.offload import _runtime
 from tests.support import Link, start
+from tests.support.built import built
 
 STREAM = 0x5EED0
-SOURCE = Path(__file__).with_name("cudart.cpp")
 
 
-def build_runtime(folder: Path, version: int = 13000, driver: int = 13000) -> Path:
-    """Builds the library; skips the test if there is no compiler."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    path = folder / f"libcudart.so.{version // 1000}"
-    versions = [f"-DVERSION={version}", f"-DDRIVER={driver}"]
-    command: list[str | Path] = [
-        compiler,
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        *versions,
-        "-o",
-        path,
-        SOURCE,
-    ]
-    subprocess.run(command, check=True)
-    return path
+def stand_in(version: int = 13000, driver: int = 13000) -> Path:
+    """The library for that version of CUDA's runtime and of the driver."""
+    folder = f"native/native/tests/cuda-{version}-{driver}"
+    return built(f"{folder}/libcudart.so.{version // 1000}", "native-build")
 
 
 def with_runtime(library: Path, scene: Callable[[Any], None]) -> None:

@@ -5,7 +5,6 @@ Copies of page-locked memory are performed when somebody waits for an event or a
 """
 
 import ctypes
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,12 +18,12 @@ from benchmarks.gpu.device import Device, Launch, signed
 
 from memlane.offload._arrays import Side
 from tests.support import Link, Peer, start
+from tests.support.built import built
 from tests.support.cuda import STREAM
 
 torch = pytest.importorskip("torch")
 
 GPU = torch.device("cuda:1")
-KERNEL = Path(__file__).with_name("kernel.cpp")
 
 
 class Current:
@@ -168,20 +167,7 @@ class StandIn:
         self.runtime.finish()
 
     def kernel(self) -> Launch:
-        path = self._library.with_name("kernel.so")
-        if not path.exists():
-            command: list[str | Path] = [
-                "g++",
-                "-std=c++17",
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-o",
-                path,
-                KERNEL,
-            ]
-            subprocess.run(command, check=True)
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(built("native/native/tests/kernel.so", "native-build")))
         library.launch.argtypes = [ctypes.c_uint] * 2 + [ctypes.c_ulonglong] * 3
 
         def launch(grid: int, places: int, blocks: int, nbytes: int, _stream: int) -> None:

@@ -4,4 +4,8 @@ import re
 from pathlib import Path
 
 _MAKEFILE = Path(__file__).parents[2] / "Makefile"
-TARGETS = set(re.findall(r"^([\w-]+):", _MAKEFILE.read_text(), re.MULTILINE))
+TARGETS = {
+    name
+    for names in re.findall(r"^([\w -]+):(?!=)", _MAKEFILE.read_text(), re.MULTILINE)
+    for name in names.split()
+}

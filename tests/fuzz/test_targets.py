@@ -1,0 +1,11 @@
+"""Every fuzz target for a few seconds; `make fuzz` runs them longer."""
+
+import pytest
+
+from tests.fuzz.__main__ import IN_CPP, IN_PYTHON, run
+
+
+@pytest.mark.parametrize("target", [*IN_CPP, *IN_PYTHON])
+def test_a_target_finds_nothing(target: str) -> None:
+    """Its seeds, and changes of them, cause no fault."""
+    assert run(target, 5.0)

@@ -1,0 +1,221 @@
+"""Runs the tests in groups, several at once, and counts them: `make test`, when all is built.
+
+    python -m tests.run [-m MARKS] [--jobs N] [PATH ...]
+
+A group is one process with a /dev/shm of its own (`own_shm.sh`): pytest with some files, or ctest
+with the C++ tests (PATH `native`). What took long in the last run begins first. The output of a
+group is printed when the group has ended. The last lines name what failed, what was missing and
+the command that brings it, and the sum. With MARKS all files are one group, as most have no such
+test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+WORK = ROOT / "build/tests"
+LAST_RUN = WORK / "seconds.json"  # by file
+NATIVE = "native"
+OTHERS = ("fresh", "gpu")  # folders with targets of their own
+BATCH = 20.0
+"""Seconds that the files of a group take together; one that takes longer is alone."""
+USUAL = 2.0
+"""Seconds of a file that has not run here, unless it is one of these."""
+LONG = {NATIVE: 60.0}
+
+
+@dataclass
+class Group:
+    """A command that writes a JUnit report, and the files that it tests."""
+
+    files: list[str]
+    command: list[str]
+    report: Path
+    expected: float  # seconds
+    took: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.files[0] + (f" and {len(self.files) - 1} more" if self.files[1:] else "")
+
+    def run(self) -> tuple[int, str]:
+        """Returns the exit status and what was printed."""
+        self.report.unlink(missing_ok=True)
+        begin = time.monotonic()
+        with subprocess.Popen(
+            [str(ROOT / "tests/own_shm.sh"), *self.command],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            _running.add(process)
+            output, _ = process.communicate()
+            _running.discard(process)
+        self.took = time.monotonic() - begin
+        return process.returncode, output
+
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of a report; `reason` says why it was skipped."""
+
+    file: str
+    name: str
+    seconds: float
+    failed: bool
+    reason: str
+
+
+@dataclass
+class Outcome:
+    """What became of the tests of some groups."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)  # by reason
+    seconds: dict[str, float] = field(default_factory=dict)  # by file
+
+    def add(self, group: Group, status: int) -> None:
+        """Reads the group's report. A group that ran no test, or ended early, has failed."""
+        cases = list(_cases(group))
+        failed = [f"{case.file}::{case.name}" for case in cases if case.failed]
+        if not cases:
+            failed = [f"{group.name}: no test ran, exit status {status}"]
+        elif status not in (0, 5) and not failed:  # 5: all of its files were skipped as a whole
+            failed = [f"{group.name}: exit status {status}"]
+        self.failed += failed
+        self.skipped.update(case.reason for case in cases if case.reason)
+        self.passed += sum(not case.failed and not case.reason for case in cases)
+        for case in cases:
+            self.seconds[case.file] = self.seconds.get(case.file, 0.0) + case.seconds
+
+    def __str__(self) -> str:
+        lines = [f"failed: {name}" for name in sorted(self.failed)]
+        lines += [f"{count} skipped: {reason}" for reason, count in self.skipped.most_common()]
+        failed, skipped = len(self.failed), self.skipped.total()
+        return "\n".join([*lines, f"{self.passed} passed, {failed} failed, {skipped} skipped"])
+
+
+def _cases(group: Group) -> Iterator[Case]:
+    if not group.report.exists():
+        return
+    for case in ElementTree.parse(group.report).iter("testcase"):
+        module = (case.get("classname") or case.get("name") or "").replace(".", "/")
+        file = next((file for file in group.files if module.startswith(file[:-3])), group.files[0])
+        failed = case.find("failure") is not None or case.find("error") is not None
+        skip = None if failed else case.find("skipped")
+        reason = "" if skip is None else skip.get("message") or "no reason given"
+        if skip is not None and reason == "collection skipped":  # text: (file, line, reason)
+            reason = str(ast.literal_eval(skip.text or "")[2]).removeprefix("Skipped: ")
+        yield Case(file, case.get("name") or "", float(case.get("time") or 0), failed, reason)
+
+
+def groups_of(paths: list[Path], marks: str) -> list[Group]:
+    """Groups of the files in the paths, the longest first."""
+    seconds = {**LONG, **(json.loads(LAST_RUN.read_text()) if LAST_RUN.exists() else {})}
+    files = {
+        str(file.resolve().relative_to(ROOT))
+        for path in paths
+        for file in (path.rglob("test_*.py") if path.is_dir() else [path])
+    }
+    made: list[Group] = []
+    room = 0.0
+    for file in sorted(files):
+        expected = seconds.get(file, USUAL)
+        if file == NATIVE:
+            made.insert(0, _native(expected))
+        elif expected > BATCH and not marks:
+            made.insert(0, _pytest(file, expected, marks))
+        else:
+            if room < expected and not (marks and made):
+                made.append(_pytest(file, 0, marks))
+                room = BATCH
+            else:
+                made[-1].files.append(file)
+                made[-1].command.append(file)
+            made[-1].expected += expected
+            room -= expected
+    return sorted(made, key=lambda group: -group.expected)
+
+
+def _pytest(file: str, expected: float, marks: str) -> Group:
+    report = WORK / file.replace("/", ".").replace(".py", ".xml")
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider"),
+        *("--continue-on-collection-errors", f"--junitxml={report}"),
+        *(("-m", marks) if marks else ()),
+        file,
+    ]
+    return Group([file], command, report, expected)
+
+
+def _native(expected: float) -> Group:
+    """The C++ tests, two at once."""
+    ctest, report = Path(sys.executable).with_name("ctest"), WORK / "native.xml"
+    command = [str(ctest), "--test-dir", str(ROOT / "build/native"), "--output-on-failure", "-j2"]
+    return Group([NATIVE], [*command, "--output-junit", str(report)], report, expected)
+
+
+def run(groups: list[Group], jobs: int) -> Outcome:
+    """Runs the groups in their order, `jobs` at once."""
+    outcome = Outcome()
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(group.run): group for group in groups}
+        try:
+            for future in as_completed(futures):
+                group, (status, output) = futures[future], future.result()
+                print(f"\n== {group.name}: {group.took:.0f} s\n{output.rstrip()}", flush=True)
+                outcome.add(group, status)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_running):
+                process.terminate()
+            raise
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
+    parser.add_argument("-m", dest="marks", default="", help="only tests with these marks")
+    parser.add_argument("--jobs", type=int, default=2 + 2 * len(os.sched_getaffinity(0)))
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    WORK.mkdir(parents=True, exist_ok=True)
+    folders = [
+        path for path in Path("tests").iterdir() if path.is_dir() and path.name not in OTHERS
+    ]
+    everything = folders if options.marks else [*folders, Path(NATIVE)]
+    groups = groups_of(options.paths or everything, options.marks)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    begin = time.monotonic()
+    outcome = run(groups, options.jobs)
+    if not options.marks:
+        before = json.loads(LAST_RUN.read_text()) if LAST_RUN.exists() else {}
+        LAST_RUN.write_text(json.dumps({**before, **outcome.seconds}, indent=0))
+    print(f"\n{len(groups)} groups in {time.monotonic() - begin:.0f} s\n{outcome}")
+    return bool(outcome.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
