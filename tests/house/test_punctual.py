@@ -10,24 +10,24 @@ import pytest
 
 from tests.support import PATIENCE, Link, assert_in_time, late_since, start, until
 from tests.support.leaks import children_of
-from tests.support.punctual import Control
+from tests.support.punctual import Waker
 
 
 @contextmanager
-def another_control() -> Iterator[Control]:
-    control = Control()
+def another_waker() -> Iterator[Waker]:
+    waker = Waker(min(os.sched_getaffinity(0)))
     try:
-        yield control
+        yield waker
     finally:
-        control.close()
+        waker.close()
 
 
-def stop_for(seconds: float, control: Control) -> tuple[float, float]:
+def stop_for(seconds: float, waker: Waker) -> tuple[float, float]:
     """A machine that lets nobody run; from when to when it did at least."""
     since = time.monotonic()
-    os.kill(control.pid, signal.SIGSTOP)
+    os.kill(waker.pid, signal.SIGSTOP)
     time.sleep(seconds)
-    os.kill(control.pid, signal.SIGCONT)
+    os.kill(waker.pid, signal.SIGCONT)
     return since, time.monotonic()
 
 
@@ -47,27 +47,27 @@ def test_what_is_late_on_a_machine_with_time_fails() -> None:
 
 
 def test_what_is_in_time_passes() -> None:
-    """A promise that was kept needs no control."""
+    """A promise that was kept needs no waker."""
     assert_in_time(1.0, 5.0, 5.9)
     assert_in_time(PATIENCE, time.monotonic())
 
 
 def test_what_the_control_was_late_is_forgiven() -> None:
     """A machine that lets nobody run for half a second delays the control as well."""
-    with another_control() as control:
-        since, moment = stop_for(0.5, control)
-        assert control.late(since, moment) > 0.4
+    with another_waker() as waker:
+        since, moment = stop_for(0.5, waker)
+        assert waker.late(since, moment) > 0.4
 
 
 def test_only_the_window_counts() -> None:
     """Lateness before the window forgives nothing in it."""
-    with another_control() as control:
-        _, moment = stop_for(0.5, control)
-        control.late(moment, moment)
+    with another_waker() as waker:
+        _, moment = stop_for(0.5, waker)
+        waker.late(moment, moment)
 
         def late() -> float:
             since = time.monotonic()
-            return control.late(since, since + 0.01)
+            return waker.late(since, since + 0.01)
 
         until(lambda: late() < 0.1, "the control is on time for 10 ms")
 
@@ -75,10 +75,10 @@ def test_only_the_window_counts() -> None:
 def test_the_control_is_no_leak() -> None:
     """It is not among the children of the test, and ends when it is closed."""
     assert children_of(os.getpid()) == []
-    with another_control() as control:
+    with another_waker() as waker:
         assert children_of(os.getpid()) == []
     with pytest.raises(ProcessLookupError):
-        os.kill(control.pid, 0)
+        os.kill(waker.pid, 0)
 
 
 def test_forked_roles_share_the_control() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
 import select
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -36,11 +38,22 @@ def in_loop(kind: str) -> Callable[[Any], Any]:
     return run
 
 
+async def eventually(condition: Callable[[], object], what: str = "") -> None:
+    """`until` for coroutines: the others of the loop run meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {PATIENCE} s: {what or condition}")
+        await asyncio.sleep(0.001)
+
+
 async def receive_and_cancel(reader: MessageQueue[int], count: int) -> list[int]:
-    """Awaits so often, and cancels at random moments: while it waits, while a message comes, before
-    it has begun. Returns what it got."""
+    """Awaits so often and more, until it got some, and cancels at random moments: while it waits,
+    while a message comes, before it has begun. Returns what it got."""
     dice, received = random.Random(7), list[int]()
-    for number in range(count):
+    for number in itertools.count():
+        if number >= count and len(received) > 10:
+            break
         task = asyncio.create_task(reader.adequeue())
         await asyncio.sleep(dice.choice([0, 0, 1e-5, 1e-4, 1e-3]) * dice.random())
         task.cancel()

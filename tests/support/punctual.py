@@ -2,9 +2,9 @@
 
 A test asserts a duration only where memlane promises one ("a death is noticed within a second"),
 and only by `assert_in_time`. A busy machine delays a test as much as what it watches, so a
-*control* runs beside both: a process that only wakes up every few milliseconds and notes how late
-it was. A promise is kept if what it is about took no longer than promised plus what the control was
-late in that window.
+*control* runs beside both: on each processor a process that only wakes up every few milliseconds
+and notes how late it was. A promise is kept if what it is about took no longer than promised plus
+what the latest of them was late in that window.
 
 Everything else waits for an event, by `until`, a peer's word or a timeout of `PATIENCE`, and
 asserts no duration. A test never sleeps to let something happen: it waits for what that means,
@@ -33,13 +33,31 @@ PERIOD = 0.005
 """Seconds that the control sleeps each time."""
 _KEPT = 1 << 17
 """Wake-ups that are remembered: of ten minutes and more."""
+_MOST = 4
+"""Processors that are watched."""
 _control: "Control | None" = None
 
 
 class Control:
-    """A process that only wakes up, and notes when, and how late it has been in sum."""
+    """Processes that only wake up, each on a processor of its own."""
 
     def __init__(self) -> None:
+        self._wakers = [Waker(cpu) for cpu in sorted(os.sched_getaffinity(0))[:_MOST]]
+
+    def late(self, since: float, moment: float) -> float:
+        """Seconds that the latest of them was late in that window."""
+        return max(waker.late(since, moment) for waker in self._wakers)
+
+    def close(self) -> None:
+        """End the processes."""
+        for waker in self._wakers:
+            waker.close()
+
+
+class Waker:
+    """A process that only wakes up, and notes when, and how late it has been in sum."""
+
+    def __init__(self, cpu: int) -> None:
         self._memory = mmap.mmap(-1, 8 + 16 * _KEPT)
         self._count = memoryview(self._memory)[:8].cast("Q")
         notes = memoryview(self._memory)[8:].cast("d")
@@ -48,6 +66,7 @@ class Control:
         if self.pid == 0:
             self._run()
         LASTING.add(self.pid)  # no test's leak, and no test kills it
+        os.sched_setaffinity(self.pid, [cpu])
         until(lambda: self._count[0], "the control runs")
 
     def _run(self) -> None:
@@ -70,7 +89,7 @@ class Control:
             late += time.monotonic() - due
 
     def late(self, since: float, moment: float) -> float:
-        """Seconds that it was late in that window, which ends with its first wake-up afterwards."""
+        """Seconds that it was late in that window, to the first wake-up after it."""
 
         def woke(number: int) -> float:
             return self._moments[number % _KEPT]
