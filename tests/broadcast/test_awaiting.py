@@ -41,10 +41,9 @@ from memlane import (
 )
 from memlane.broadcast.local import LocalWriter
 from memlane.testing import kill
-from tests.support import PATIENCE, Aside, Link, assert_in_time, start, until
+from tests.support import PATIENCE, Aside, Link, assert_in_time, eventually, start, until
 from tests.support.loops import (
     LOOPS,
-    eventually,
     in_loop,
     is_readable,
     move_between_loops,

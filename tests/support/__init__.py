@@ -34,7 +34,15 @@ from tests.support.places import (
 )
 from tests.support.processes import METHODS, Peer, PeerGone, Remote, dismiss, reap, serve, start
 from tests.support.punctual import assert_in_time, late_since, start_control
-from tests.support.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
+from tests.support.waiting import (
+    PATIENCE,
+    asleep,
+    cpu_seconds,
+    eventually,
+    until,
+    until_asleep,
+    until_at_rest,
+)
 
 __all__ = [
     "METHODS",
@@ -67,6 +75,7 @@ __all__ = [
     "cpu_seconds",
     "crash_everywhere",
     "dismiss",
+    "eventually",
     "fail_everywhere",
     "holdings",
     "is_sanitized",

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from tests.support.waiting import PATIENCE, until_asleep
@@ -32,9 +33,10 @@ class Aside(Generic[T]):
             self.ended = time.monotonic()
 
     def until_blocked(self) -> "Aside[T]":
-        """Return when the thread sleeps in its call."""
+        """Return when the thread sleeps in its call, or the call has ended."""
         assert self._thread.native_id is not None
-        until_asleep(self._thread.native_id)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            until_asleep(self._thread.native_id)
         return self
 
     def result(self, timeout: float = PATIENCE) -> T:

@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import select
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -36,15 +35,6 @@ def in_loop(kind: str) -> Callable[[Any], Any]:
             return runner.run(asyncio.wait_for(coroutine, PATIENCE))
 
     return run
-
-
-async def eventually(condition: Callable[[], object], what: str = "") -> None:
-    """`until` for coroutines: the others of the loop run meanwhile."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {PATIENCE} s: {what or condition}")
-        await asyncio.sleep(0.001)
 
 
 async def receive_and_cancel(reader: MessageQueue[int], count: int) -> list[int]:

@@ -1,5 +1,6 @@
 """Waits until a condition of a test is true, and looks at tasks from outside."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,15 @@ def until(
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {what or condition}")
         time.sleep(pause)
+
+
+async def eventually(condition: Callable[[], object], what: str = "") -> None:
+    """`until` for coroutines: the others of the loop run meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {PATIENCE} s: {what or condition}")
+        await asyncio.sleep(0.001)
 
 
 def _state_and_ticks(task: int) -> tuple[str, int]:
