@@ -635,7 +635,7 @@ def space_of_others_little_by_little(_link: Link) -> None:
 
             shrinking = Aside(shrink)
             with pytest.raises(Alarm), alarm_after(0.5):
-                writer.enqueue(np.ones(29 * MIB // 2, np.uint8), timeout=30)
+                writer.enqueue(np.ones(29 * MIB // 2, np.uint8))
             stopped.set()
             shrinking.result()
 

@@ -355,7 +355,7 @@ def test_random_kills(is_large: bool) -> None:
         writer.wait_until_ready(PATIENCE)
         sent, first, kills = 0, 0, 0
         over = time.monotonic() + SECONDS
-        while time.monotonic() < over:
+        while kills <= 5 or time.monotonic() < over:
             killer = threading.Timer(dice.uniform(0, 0.03), doomed.kill)
             killer.start()
             with refuses(ReaderDied) as caught:
@@ -387,7 +387,6 @@ def test_random_kills(is_large: bool) -> None:
     assert ends[-1] == ("end", sent)
     assert other.hear(PATIENCE) == ("first", 0)
     assert other.hear(PATIENCE) == ("end", sent)
-    assert kills > 5
 
 
 def test_views_that_are_left_behind() -> None:
@@ -540,9 +539,10 @@ def test_late_readers_come_and_go() -> None:
     with MessageQueue(4, 4, None, 256, 3, late_readers=True) as writer:
         handles, over = [writer.export_handle()] * 4, threading.Event()
         latest, closed = [0], [threading.Event() for _ in range(4)]
+        visits = [0] * 4
 
-        def comes_and_goes(rank: int) -> int:
-            dice, visits = random.Random(rank), 0
+        def comes_and_goes(rank: int) -> None:
+            dice = random.Random(rank)
             while not over.is_set():
                 with MessageQueue.create_from_handle(handles[rank], rank) as reader:
                     before = latest[0]
@@ -555,14 +555,13 @@ def test_late_readers_come_and_go() -> None:
                         assert number >= before
                         assert expected in (None, number)
                         expected = number + 1
-                visits += 1
+                visits[rank] += 1
                 closed[rank].set()
                 until(lambda: not closed[rank].is_set() or over.is_set(), "readmitted", pause=0)
-            return visits
 
         visitors = [Aside(comes_and_goes, rank) for rank in range(4)]
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        while sum(visits) <= 20 or time.monotonic() < end:
             latest[0] += 1
             writer.enqueue(latest[0], timeout=PATIENCE)
             for rank, event in enumerate(closed):
@@ -570,4 +569,5 @@ def test_late_readers_come_and_go() -> None:
                     handles[rank] = writer.readmit(rank)
                     event.clear()
         over.set()
-    assert sum(visitor.result() for visitor in visitors) > 20
+    for visitor in visitors:
+        visitor.result()

@@ -3,6 +3,7 @@
 Fails without the guard: a line that says only that no block is available, or none at all.
 """
 
+import itertools
 import logging
 import os
 import re
@@ -14,7 +15,16 @@ import numpy as np
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
-from tests.support import Aside, Link, Peer, own_pid_namespace, start, unshare_refusal, until
+from tests.support import (
+    Aside,
+    Link,
+    Peer,
+    own_pid_namespace,
+    start,
+    unshare_refusal,
+    until,
+    until_asleep,
+)
 from tests.support.queues import drain, fill, queue_of, start_reader, start_writer
 
 INTERVAL = 0.3
@@ -137,6 +147,7 @@ def test_reader_whose_main_thread_is_blocked(
     in which another thread may be busy."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = reader_of(role, writer)
+        until_asleep(reader.pid)
         line = blocked_line(caplog, writer)
         who = f"reader 7 (pid {reader.pid}, running, its main thread asleep in the kernel ("
         assert blamed(line).startswith(who)
@@ -247,8 +258,9 @@ def test_reader_never_attached(caplog: pytest.LogCaptureFixture) -> None:
         assert blamed(blocked_line(caplog, writer)).startswith("reader 7 (never attached)")
 
 
-def test_reader_dead(caplog: pytest.LogCaptureFixture) -> None:
-    """A death raises an error before a warning is due."""
+def test_reader_dead(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death raises an error, without a warning."""
+    monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "60")
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = reader_of(sleep, writer)
         fill(writer)
@@ -309,8 +321,9 @@ def test_writer_asleep() -> None:
         writer.call("close")
 
 
-def test_writer_dead(caplog: pytest.LogCaptureFixture) -> None:
-    """A death raises an error before a warning is due."""
+def test_writer_dead(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death raises an error, without a warning."""
+    monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "60")
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         writer.peer.kill()
@@ -331,12 +344,18 @@ def test_not_everybody_has_attached(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_lines_become_rarer(caplog: pytest.LogCaptureFixture) -> None:
-    """The interval doubles: three lines in seven intervals."""
+    """The interval doubles."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         fill(writer)
-        with pytest.raises(TimedOut):
-            writer.enqueue(0, timeout=7.9 * INTERVAL)
-        assert len(warnings_of(caplog)) == 3
+        blocked = Aside(writer.enqueue, 0)
+        until(lambda: len(warnings_of(caplog)) == 3, "there are three lines")
+        lines = warnings_of(caplog)
+        writer.close()
+        with pytest.raises(Closed):
+            blocked.result()
+    seconds = [float(re.findall(r"blocked for ([\d.]+) s", line)[0]) for line in lines]
+    for times, (before, after) in zip((2, 4), itertools.pairwise(seconds), strict=True):
+        assert after - before > times * INTERVAL - 0.15  # both are rounded
 
 
 def test_the_other_setting_and_nonsense(

@@ -4,7 +4,7 @@ Fails without the guard: liveness by heartbeats or timeouts would declare a stop
 """
 
 from memlane import MessageQueue
-from tests.support import Aside
+from tests.support import PATIENCE, Aside
 from tests.support.queues import BOUND, fill, refuses, start_reader, start_writer
 
 LONGER = 1.5 * BOUND
@@ -41,7 +41,7 @@ def test_a_stopped_reader_that_holds_a_chunk() -> None:
             writer.enqueue("after", timeout=LONGER)
         reader.peer.resume()
         assert reader.call("dequeue") == "before"
-        writer.enqueue("after", timeout=BOUND)
+        writer.enqueue("after", timeout=PATIENCE)
         assert reader.call("dequeue") == "after"
         reader.call("close")
 
@@ -70,7 +70,7 @@ def test_waiting_for_a_stopped_reader_to_attach() -> None:
         with refuses(TimeoutError):
             writer.wait_until_ready(LONGER)
         late = MessageQueue.create_from_handle(writer.export_handle(1), 1)
-        writer.wait_until_ready(LONGER)
+        writer.wait_until_ready(PATIENCE)
         reader.peer.resume()
         writer.enqueue(1)
         assert (reader.call("dequeue"), late.dequeue()) == (1, 1)

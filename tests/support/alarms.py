@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Alarm(Exception):
@@ -14,18 +15,20 @@ class Alarm(Exception):
 def alarm_after(seconds: float) -> Iterator[None]:
     """The handler raises after about that time, unless the block is over by then."""
     is_on = True
+    before = signal.getsignal(signal.SIGALRM)
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         if is_on:
             raise Alarm
 
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
         is_on = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _resume(before, left)
 
 
 @contextmanager
@@ -35,10 +38,17 @@ def alarms(handler: Callable[[], object], every: float, first: float = 0.0) -> I
     CPython 3.11 may overlook a signal as long as the main thread runs alone, if another thread
     looked whether there is one when it came: so one alarm is not enough for a test to end.
     """
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, lambda *_: handler())
     try:
         signal.setitimer(signal.ITIMER_REAL, first or every, every)
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        _resume(before, left)
+
+
+def _resume(handler: Any, seconds: float) -> None:
+    """The deadline of the test, which has the same timer (tests/conftest.py), goes on."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
