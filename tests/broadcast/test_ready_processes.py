@@ -187,7 +187,7 @@ def test_processes_where_pidfd_open_is_refused(error: int) -> None:
         refuse("pidfd_open", error)
         with MessageQueue(2, 2, None, 64, 2) as writer:
             first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
-            with ending_process(0.5) as process:
+            with waiting_process() as process:
                 it_is_named(writer, process, process)
             with refuses(ReaderDied, match=f"process {process.pid} died before"):  # reaped by now
                 writer.wait_until_ready(PATIENCE, processes=[process])
