@@ -1,5 +1,6 @@
 """serializer="msgpack": decoding executes nothing."""
 
+import collections
 import dataclasses
 import datetime
 import decimal
@@ -71,6 +72,9 @@ def test_round_trip(sent: object, got: object) -> None:
         assert reader.dequeue() == got
 
 
+Pair = collections.namedtuple("Pair", "a b")
+
+
 def itself() -> list[object]:
     value: list[object] = []
     value.append(value)
@@ -87,6 +91,13 @@ def itself() -> list[object]:
         2**70,
         "half a character: \ud800",
         memoryview(b"not contiguous")[::2],
+        memoryview(b"bytes"),
+        bytearray(b"bytes"),
+        Pair(1, 2),
+        [Pair(1, 2)],
+        collections.OrderedDict(a=1),
+        collections.defaultdict(int, a=1),
+        collections.Counter("aab"),
         Step(3, [4, 5]),
         [{"deep": Step(3, [])}],
         {1, 2},

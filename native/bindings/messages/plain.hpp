@@ -84,18 +84,19 @@ private:
 };
 
 // What the msgpack serializer may not send: msgspec would silently convert many other types to one that MessagePack
-// has: sets to lists, dataclasses to maps, enums, UUIDs, decimals and times to text and numbers.
+// has: sets to lists, dataclasses and subclasses of dict to maps, mutable bytes to bytes, enums, UUIDs, decimals and times to
+// text and numbers.
 //
 // The first part of `object`, dict keys included, that would arrive as another type; None if there is none.
-// Allowed are tuples, which may come back as lists, and mutable bytes. `extension`: msgspec's type for
+// Allowed are plain tuples, which may come back as lists. `extension`: msgspec's type for
 // MessagePack extensions. RecursionError if `object` is nested too deeply, or contains itself.
 inline nb::object beyond_message_pack(nb::handle object, nb::handle extension) {
     PyObject* const p = object.ptr();
     if (object.is_none() || PyBool_Check(p) || PyUnicode_CheckExact(p) || PyLong_CheckExact(p) || PyFloat_CheckExact(p) ||
-        PyBytes_CheckExact(p) || PyByteArray_CheckExact(p) || PyMemoryView_Check(p) || object.type().is(extension))
+        PyBytes_CheckExact(p) || object.type().is(extension))
         return nb::none();
-    const bool is_dict = PyDict_Check(p);
-    if (!is_dict && !PyList_Check(p) && !PyTuple_Check(p)) return nb::borrow(object);
+    const bool is_dict = PyDict_CheckExact(p);
+    if (!is_dict && !PyList_CheckExact(p) && !PyTuple_CheckExact(p)) return nb::borrow(object);
     if (Py_EnterRecursiveCall(" while inspecting an object") != 0) throw nb::python_error();
     struct Left {
         ~Left() { Py_LeaveRecursiveCall(); }

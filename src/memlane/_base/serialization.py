@@ -137,8 +137,8 @@ def _unpicklable(raised: type[Exception]) -> type[InvalidType]:
 
 
 class MsgpackCodec:
-    """MessagePack: only types that arrive unchanged, except that tuples become lists, and mutable
-    bytes become bytes. Decoding executes no code.
+    """MessagePack: only types that arrive unchanged, except that tuples become lists. Decoding
+    executes no code.
     """
 
     def __init__(self) -> None:
