@@ -11,6 +11,8 @@ from types import FrameType
 
 # numpy's BLAS ends its threads at a fork and restarts them at any time: not our leak. Must be set
 # before anything imports numpy.
+from tests.support.missing import needs
+
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # torch's helper threads, once started, never end.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -76,9 +78,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
-        pytest.skip("only root can give files away or become another user")
+        pytest.skip(needs("root"))
     if item.get_closest_marker("hosts") and (refusal := network_refusal()):
-        pytest.skip(refusal)
+        pytest.skip(needs("hosts and cables", refusal))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import PATIENCE
+from tests.support.missing import package
 from tests.support.serdes import MSGPACK, laid
 
 WITHOUT_TENSORS = {
@@ -40,7 +41,7 @@ def test_torch_is_not_imported_for_nothing(program: str) -> None:
 
 def test_a_reader_without_torch() -> None:
     """The error says that torch is missing; everything else can be read."""
-    torch = pytest.importorskip("torch", reason="torch is optional and not installed")
+    torch = package("torch")
     program = """
 import sys
 sys.modules["torch"] = None  # importing it fails

@@ -14,6 +14,7 @@ from benchmarks.gpu.plan import DRY, steps
 
 from tests.support.cuda import stand_in, with_runtime
 from tests.support.gpus import StandIn
+from tests.support.missing import needed
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +75,7 @@ def test_the_kernel_moves_every_byte(library: Path, size: int) -> None:
     with_runtime(library, scene)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+@needed("nvcc", shutil.which("nvcc") is not None)
 def test_the_kernel_compiles(tmp_path: Path) -> None:
     """For an H100, without one and without NVRTC."""
     assert compiled.kernel_code("sm_90", tmp_path).startswith(b"\x7fELF")

@@ -15,6 +15,7 @@ import pytest
 
 from memlane import MessageQueue, ReaderDied, WriterDied
 from tests.support import PATIENCE, Aside, Link, assert_in_time, start
+from tests.support.missing import needs
 from tests.support.queues import BOUND, file_of, refuses, start_reader, sweep
 
 MIB = 1 << 20
@@ -237,7 +238,7 @@ def test_a_read_only_page(how: str, call: str) -> None:
         try:
             reader.call(protect_page, call)
         except OSError:
-            pytest.skip("this kernel cannot seal memory")
+            pytest.skip(needs("a kernel that seals memory"))
         reader.call(kept_beside_a_fork if how == "fork" else kept_after_close)
         for number in range(2, 6):
             writer.enqueue(numbered(number))

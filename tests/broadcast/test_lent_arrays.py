@@ -19,11 +19,12 @@ import pytest
 from memlane import MessageQueue, testing
 from memlane._native import LentBuffer
 from tests.support import PATIENCE, holdings, is_sanitized, surplus
+from tests.support.missing import needed, package
 from tests.support.queues import file_of, queue_of
 
 pytestmark = pytest.mark.unit
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 torch.set_num_threads(1)  # its threads would be taken for something that was left
 MIB = 1 << 20
@@ -239,7 +240,7 @@ def test_what_was_written_is_given_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.disk_usage("/dev/shm").free < 4 << 30, reason="/dev/shm is too small")
+@needed("4 GiB of /dev/shm", shutil.disk_usage("/dev/shm").free >= 4 << 30)
 def test_arrays_that_are_kept_beyond_a_gibibyte_share_a_mapping() -> None:
     """And one descriptor, of /proc/self/pagemap."""
     with small_pool(2048) as (writer, reader):

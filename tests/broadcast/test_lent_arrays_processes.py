@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.support.missing import needs
+
 LOCKED = """
 import ctypes, sys
 import numpy as np
@@ -65,5 +67,5 @@ def test_memory_that_is_locked(program: str, flags: int) -> None:
         [sys.executable, "-c", program, str(flags)], capture_output=True, text=True, check=False
     )
     if "may not lock" in done.stderr:
-        pytest.skip(done.stderr.strip())
+        pytest.skip(needs("locked memory", done.stderr.strip()))
     assert done.returncode == 0, done.stderr

@@ -5,12 +5,13 @@ import weakref
 import pytest
 
 from memlane import MsgpackSerde, copy_blocks
+from tests.support.missing import package
 from tests.support.queues import queue_of, refuses
 from tests.support.stores import store_of
 
 pytestmark = pytest.mark.unit
 
-torch = pytest.importorskip("torch", reason="torch is optional and not installed")
+torch = package("torch")
 
 torch.set_num_threads(1)  # or the first test would leave torch's threads behind
 

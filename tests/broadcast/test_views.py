@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ViewInUse
+from tests.support.missing import package
 from tests.support.queues import file_of, queue_of, refuses
 
 pytestmark = pytest.mark.unit
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 CHUNK = 1 << 16
 ARRAY = np.arange(2000, dtype=np.float64).reshape(40, 50)

@@ -30,17 +30,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from memlane import Handle, MessageQueue, ShmRingBuffer, WriterClosed
 from tests.support import PATIENCE, Aside, Link, dismiss, start, until
 from tests.support.exporters import Browser, Exporter, browser, exporter
+from tests.support.missing import needed
 from tests.support.queues import name_in, path_of, queue_of, start_reader
 from tests.support.stores import store_of
 
 PICTURES = os.environ.get("MEMLANE_PICTURES")
-PROMETHEUS = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="needs Prometheus: apt-get install prometheus"
-)
-CHROMIUM = pytest.mark.skipif(
-    shutil.which("chromedriver") is None,
-    reason="needs Chromium: apt-get install chromium chromium-driver",
-)
+PROMETHEUS = needed("Prometheus", shutil.which("prometheus") is not None)
+CHROMIUM = needed("Chromium", shutil.which("chromedriver") is not None)
 
 
 def memlane(*arguments: str) -> subprocess.CompletedProcess[str]:

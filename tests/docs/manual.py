@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,11 +33,6 @@ class Program(NamedTuple):
     refusal: str  # why it is not run; empty if it is
     needs: tuple[str, ...]  # modules
     module: tuple[str, ...]  # what runs it: `python -m module arguments file`
-
-    def reason(self) -> str:
-        """Why it is not run here; empty if it is."""
-        missing = [name for name in self.needs if find_spec(name) is None]
-        return self.refusal or (f"needs {' and '.join(missing)}" if missing else "")
 
 
 def programs(*pages: Path) -> list[Program]:

@@ -11,15 +11,16 @@ import pytest
 
 from tests.docs.manual import Program, programs
 from tests.support import PATIENCE
+from tests.support.missing import package
 
-PROGRAMS = programs()
+PROGRAMS = [program for program in programs() if not program.refusal]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
 def test_program_runs(program: Program, tmp_path: Path) -> None:
     """Copied into a file and started, it exits with 0 and prints something."""
-    if reason := program.reason():
-        pytest.skip(f"{program.name} is not run: {reason}")
+    for name in program.needs:
+        package(name)
     script = tmp_path / "program.py"
     script.write_text(program.text)
     runner = ["-m", *program.module] if program.module else []
@@ -40,6 +41,6 @@ def test_program_runs(program: Program, tmp_path: Path) -> None:
 
 def test_there_are_programs() -> None:
     """Each page about starting, and nearly each about how to do something, has one that runs."""
-    pages = {program.name.rpartition("-")[0] for program in PROGRAMS if not program.refusal}
+    pages = {program.name.rpartition("-")[0] for program in PROGRAMS}
     assert {"docs/start/broadcast.md", "docs/start/store.md", "docs/start/region.md"} <= pages
     assert len(pages) >= 12

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engines import sources
+from tests.support.missing import package
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -12,6 +13,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _fetched() -> None:
-    pytest.importorskip("torch", reason="the engines need torch")
+    package("torch")
     for release in sources.USUAL:
         sources.fetch(release)

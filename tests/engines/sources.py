@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.support.missing import needs
+
 HERE = Path(__file__).parents[2] / "build/engines"
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
 PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang", "0.11": "vllm"}
@@ -50,7 +52,7 @@ def engine(release: str) -> Path:
     """The folder that has the package, and of vLLM 0.33 its tests, too. Skips without network."""
     fetch(release)
     if release in _refused:
-        pytest.skip(f"the engine's distribution cannot be had here: {_refused[release]}")
+        pytest.skip(needs("engines' sources", _refused[release]))
     return HERE / release
 
 

@@ -15,6 +15,7 @@ import pytest
 from examples.lab import Cable, Host
 
 from tests.support import PATIENCE
+from tests.support.missing import needed
 from tests.support.queues import segments
 
 DRIVER = Path(__file__).parent / "ray_driver.py"
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.hosts,
     pytest.mark.slow,
     pytest.mark.soak(seconds=300),
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (pip install ray)"),
+    needed("ray", find_spec("ray") is not None),
 ]
 
 

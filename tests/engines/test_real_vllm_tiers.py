@@ -23,19 +23,16 @@ from benchmarks.engines import environment
 from memlane._base.processes import holders_in
 from tests.engines.running import RELEASES, ROOT
 from tests.support import redis_servers
+from tests.support.missing import needed, needs
 
 SCRIPT = ROOT / "tests/engines/tiered_vllm.py"
 PROMPTS, BLOCKS, ROW = 6, 90, 262_144  # that the prompts have together; bytes of a block
 SECONDS = 300  # for an engine to start and answer
 
 pytestmark = [
-    pytest.mark.skipif(
-        not (environment.HERE / "venv/vllm-0.32.0").exists(),
-        reason="`make engines` installs a real vLLM",
-    ),
-    pytest.mark.skipif(
-        "MEMLANE_REAL_TIERS" not in os.environ,
-        reason="takes a quarter of an hour; `make engines` sets MEMLANE_REAL_TIERS",
+    needed(
+        "a real vLLM",
+        (environment.HERE / "venv/vllm-0.32.0").exists() and "MEMLANE_REAL_TIERS" in os.environ,
     ),
 ]
 
@@ -200,7 +197,7 @@ def test_blocks_that_changed_on_disk(place: Path) -> None:
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 40 MiB, of the test's own."""
     if os.geteuid() != 0:
-        pytest.skip("only root mounts a file system")
+        pytest.skip(needs("root"))
     image, mounted = tmp_path / "image", tmp_path / "disk"
     with image.open("wb") as file:
         file.truncate(40 << 20)

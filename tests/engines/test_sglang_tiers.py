@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from tests.engines import running
+from tests.support.missing import package
 from tests.support.redis_servers import REFUSAL
 
 run = partial(running.run, release="0.5", file="sglang_tier_scenarios")
@@ -13,7 +14,7 @@ run = partial(running.run, release="0.5", file="sglang_tier_scenarios")
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_tiers_as_a_storage_backend() -> None:
     """Pages come back right or not at all, to whom they are; two threads call at once."""
-    pytest.importorskip("redis")
+    package("redis")
     run("configurations", "pages_come_back", "whose_pages", "a_server_that_ends", "two_threads")
 
 

@@ -22,6 +22,7 @@ from memlane.inspect.stacks import NoStack, stack
 from tests.engines import sources
 from tests.engines.running import ROOT
 from tests.support import PATIENCE
+from tests.support.missing import needs
 
 MEMLANE = [sys.executable, "-m", "memlane", "stuck"]
 
@@ -80,7 +81,7 @@ def engine(process: subprocess.Popen[str], name: str) -> Iterator[list[int]]:
 @contextmanager
 def real_vllm(name: str) -> Iterator[list[int]]:
     if not (environment.HERE / "venv/vllm-0.32.0").exists():
-        pytest.skip("`make engines` installs a real vLLM")
+        pytest.skip(needs("a real vLLM"))
     script = str(ROOT / "tests/engines/real_vllm.py")
     command = [str(environment.PYTHON), script, str(environment.MODEL), name]
     with started(command, **environment.VARIABLES) as process, reported(process) as pids:
@@ -168,7 +169,7 @@ def test_a_worker_of_a_real_vllm(name: str) -> None:
     """Its worker 0 waits for worker 1 in a collective, so both are named, who is stopped first."""
     with real_vllm(name) as (core, _, second):
         if not can_trace(core):
-            pytest.skip("stacks decide, and may not be read here")
+            pytest.skip(needs("ptrace"))
         (wait,), took = look(core, 1)
         assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
         culprit = next(who for who in wait["awaited"] if who["pid"] == second)

@@ -7,6 +7,7 @@ import pytest
 from tests.engines import running
 from tests.engines.running import RELEASES
 from tests.support import mooncake_servers, redis_servers
+from tests.support.missing import package
 
 run = partial(running.run, file="vllm_remote_tier_scenarios")
 REDIS = pytest.mark.skipif(bool(redis_servers.REFUSAL), reason=redis_servers.REFUSAL)
@@ -16,7 +17,7 @@ MOONCAKE = pytest.mark.skipif(bool(mooncake_servers.REFUSAL), reason=mooncake_se
 @pytest.fixture(autouse=True)
 def _clients() -> None:
     for name in ("redis", "obstore"):
-        pytest.importorskip(name)
+        package(name)
 
 
 @REDIS

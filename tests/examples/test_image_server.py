@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import PATIENCE
+from tests.support.missing import needs
 from tests.support.queues import segments
 
-pytest.importorskip("fastapi")
-pytest.importorskip("httpx")
+pytest.importorskip("fastapi", reason=needs("fastapi"))
+pytest.importorskip("httpx", reason=needs("httpx"))
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_server.py"
 

@@ -25,6 +25,7 @@ from engine.reference import run_reference
 from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, complaints, run, write_prompts
 from tests.examples.test_engine import CONFIG, compute
+from tests.support.missing import package
 from tests.support.redis_servers import REFUSAL, RedisServer
 from tests.support.regions import new_id
 
@@ -110,7 +111,7 @@ def test_tokens_are_those_of_a_run_without_offload(device: int, expected: list[b
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_blocks_of_another_run(tmp_path: Path, expected: list[bytes]) -> None:
     """A tier that outlives the engine: prompts are not computed twice, and the tokens are equal."""
-    pytest.importorskip("redis")
+    package("redis")
     prefixes = []
     with RedisServer(tmp_path / "redis") as server:
         for _ in range(2):
@@ -382,7 +383,7 @@ def test_the_demo_pages_through_a_disk(more: list[str]) -> None:
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_the_demo_pages_through_a_server(tmp_path: Path) -> None:
     """Another run finds the prompts of the first one there."""
-    pytest.importorskip("redis")
+    package("redis")
     with RedisServer(tmp_path / "redis") as server:
         arguments = ("--tokens", "16", "--region-blocks", "40", "--tier", server.url)
         prefixes = []
@@ -412,8 +413,8 @@ def test_options_that_do_not_fit(arguments: list[str], complaint: str) -> None:
 @pytest.mark.parametrize("place", ["redis://127.0.0.1:1", "gopher://x", "s3://"])
 def test_a_tier_that_is_not_there(place: str) -> None:
     """Is said in a line, before any worker starts."""
-    for package in ("redis", "obstore"):
-        pytest.importorskip(package)
+    for name in ("redis", "obstore"):
+        package(name)
     finished = run("--tier", place)
     assert finished.returncode == 1
     assert "Traceback" not in finished.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.missing import needed
 from tests.support.queues import segments
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_workers.py"
@@ -17,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_workers.py"
 
 @pytest.mark.slow
 @pytest.mark.soak(seconds=240)
-@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (pip install ray)")
+@needed("ray", find_spec("ray") is not None)
 def test_ray_workers() -> None:
     """Every step is answered; the killed worker is named, and nothing is left behind."""
     before = segments()

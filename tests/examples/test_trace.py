@@ -18,6 +18,7 @@ from engine.scheduler import Engine
 from engine.trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace, requests_of
 from tests.examples.demo import run
 from tests.support import Link, start
+from tests.support.missing import needs
 
 TRACES = os.environ.get("MEMLANE_TRACES")
 """A folder of real traces, if there is one."""
@@ -186,7 +187,7 @@ def test_death_is_seen_while_there_is_nothing_to_do() -> None:
 @pytest.mark.parametrize("name", ["conversation_trace.jsonl", "synthetic_trace.jsonl"])
 def test_real_trace_is_replayed(name: str) -> None:
     if TRACES is None:
-        pytest.skip(f"set MEMLANE_TRACES to a folder with {name}; kvcache-ai/Mooncake publishes it")
+        pytest.skip(needs("published traces"))
     path = Path(TRACES) / name
     finished = run("--workers", "2", "--trace", str(path), "--requests", "20")
     assert finished.returncode == 0, finished.stdout + finished.stderr

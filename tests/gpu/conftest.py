@@ -7,13 +7,14 @@ import pytest
 from benchmarks.gpu.device import Cuda, Device, error_left
 
 from tests.support import children_of, dismiss, holdings
+from tests.support.missing import needs, package
 
 
 @pytest.fixture(scope="session")
 def gpu() -> Device:
-    torch = pytest.importorskip("torch")
+    torch = package("torch")
     if not torch.cuda.is_available():
-        pytest.skip("torch finds no GPU here")
+        pytest.skip(needs("a GPU"))
     return Cuda()
 
 

@@ -17,6 +17,7 @@ from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
 from tests.support import PATIENCE, Alarm, Aside, until
 from tests.support.groups import SECRET, SMALL, groups_of, on_ranks, queues_over
+from tests.support.missing import needs
 from tests.support.queues import refuses
 
 DATA = {"text": "ü", "bytes": b"\0", "list": [1, None, 2.5, True]}
@@ -224,7 +225,7 @@ def test_ipv6() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
-        pytest.skip(f"no IPv6 here: {error}")
+        pytest.skip(needs("IPv6", str(error)))
     with (
         TcpGroup("::1", 0, 0, 2, secret=SECRET) as first,
         TcpGroup("::1", first.port, 1, 2, secret=SECRET) as second,

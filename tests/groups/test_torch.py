@@ -13,9 +13,10 @@ import pytest
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from tests.support import PATIENCE, Aside, Link, Peer, start, until
 from tests.support.groups import SMALL, errors_of, on_ranks, queues_over
+from tests.support.missing import package
 from tests.support.queues import refuses, segments
 
-dist = pytest.importorskip("torch.distributed")
+dist = package("torch.distributed")
 SIZE = 3
 MEMBERS = [2, 1]  # of the sub-group, by their ranks in the world, in an order of its own
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.missing import needed
+
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
@@ -34,9 +36,7 @@ CHECKERS = {
 
 
 # mypy reads numpy's types, the stub names what the interpreter has: both differ between versions.
-oldest = pytest.mark.skipif(
-    sys.version_info[:2] != (3, 11), reason="for the oldest Python that is supported"
-)
+oldest = needed("CPython 3.11", sys.version_info[:2] == (3, 11))
 
 
 @pytest.mark.parametrize(

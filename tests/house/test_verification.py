@@ -8,12 +8,11 @@ import pytest
 from verification import verify
 from verification.cases import BASES, VARIANTS, Run, Variant
 
+from tests.support.missing import needed
+
 ROOT = Path(__file__).parents[2]
 
-needs_spin = pytest.mark.skipif(
-    shutil.which("spin") is None or shutil.which("cc") is None,
-    reason="spin or a C compiler is not installed",
-)
+needs_spin = needed("spin", bool(shutil.which("spin") and shutil.which("cc")))
 SMALLEST = Run("ring", "CHUNKS=1 READERS=1")
 WEAKENED = Run("ring", "CHUNKS=1 READERS=1 PUBLISH_RELAXED")
 ASLEEP = Run("wait", "CAPACITY=1 READERS=1 NO_FENCE_IN_WAIT", liveness=True)

@@ -14,6 +14,7 @@ import pytest
 from memlane.inspect.foreign import files as foreign_files
 from memlane.inspect.foreign.files import Kept, Sight, Unused, reason_to_keep
 from tests.support import NO_FILES, Link, own_pid_namespace, start, unshare_refusal
+from tests.support.missing import package
 from tests.support.regions import new_id, region_of
 
 SHM = Path("/dev/shm")
@@ -179,7 +180,7 @@ def test_links_are_not_followed(path: Path) -> None:
 
 
 def test_a_region_of_memlane_is_in_use() -> None:
-    pytest.importorskip("torch")
+    package("torch")
     with region_of(new_id()) as region:
         kept = seen(Path(region.mmap_path))
         assert isinstance(kept, Kept)

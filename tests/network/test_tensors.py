@@ -1,11 +1,10 @@
 """torch tensors over the network."""
 
-import pytest
-
 from tests.support import PATIENCE
+from tests.support.missing import package
 from tests.support.remote_queues import remote_queue
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 
 def test_torch_tensors() -> None:

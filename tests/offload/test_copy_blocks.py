@@ -10,10 +10,11 @@ import pytest
 
 import memlane
 from memlane import InvalidArgument, InvalidType, PairRefused, Unsupported, copy_blocks
+from tests.support.missing import package
 
 pytestmark = pytest.mark.unit
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 Array = np.ndarray[Any, Any]
 with warnings.catch_warnings():

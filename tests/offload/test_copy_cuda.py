@@ -18,10 +18,11 @@ from memlane.offload import _runtime, cuda
 from memlane.offload._arrays import Side
 from tests.support.cuda import STREAM, stand_in, with_runtime
 from tests.support.gpus import GPU, Current, Event, Stream, play
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, new_id, region_of
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 
 @pytest.fixture(scope="module", params=[(13000, 13000), (12080, 12090), (12080, 12060)], ids=str)

@@ -9,6 +9,7 @@ import pytest
 
 from memlane import Closed, WrongProcess
 from tests.support import PATIENCE, Aside, Link, is_sanitized, start
+from tests.support.missing import package
 from tests.support.regions import Region, new_id, path_of, region_of
 
 MIB = 1 << 20
@@ -44,7 +45,7 @@ def cleaning_up(_link: Link) -> None:
 
 def test_cleanup_in_threads() -> None:
     """Two cleanups at once, while others make views: views or Closed, no crash."""
-    pytest.importorskip("torch")
+    package("torch")
     start(cleaning_up).result()
 
 

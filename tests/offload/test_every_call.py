@@ -15,6 +15,7 @@ import pytest
 
 from memlane import TimedOut
 from tests.support import Link, Peer, start
+from tests.support.missing import needed
 from tests.support.regions import new_id, path_of, region_of
 
 STEP = int(os.environ.get("MEMLANE_SOAK_CALLS", "3"))
@@ -54,7 +55,7 @@ def is_refused() -> bool:
     return os.waitpid(pid, 0)[1] != 0
 
 
-@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@needed("ptrace", not is_refused())
 @pytest.mark.soak(seconds=120)
 @pytest.mark.parametrize("participants", [None, 1])
 def test_death_before_every_call(participants: int | None) -> None:
@@ -90,7 +91,7 @@ def starting(_link: Link, instance: str) -> None:
     os._exit(0 if is_named else 1)
 
 
-@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@needed("ptrace", not is_refused())
 @pytest.mark.soak(seconds=120)
 def test_start_beside_one_that_is_stopped_at_a_call() -> None:
     """Stopped is not dead: another joins, waits or creates, and takes nothing from it."""
@@ -137,7 +138,7 @@ def has_opened(pid: int, path: Path) -> bool:
     return any(os.readlink(link) == str(path) for link in links)
 
 
-@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@needed("ptrace", not is_refused())
 @pytest.mark.soak(seconds=120)
 def test_the_name_goes_while_somebody_joins() -> None:
     """As when the last participant maps the region: who has no place yet makes the next one."""

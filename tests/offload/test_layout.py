@@ -6,12 +6,13 @@ import stat
 import numpy as np
 import pytest
 
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, mapped, new_id, path_of, region_of
 
 pytestmark = pytest.mark.unit
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 SHAPES = [(4, 2, PAGE), (3, 1, PAGE), (5, 3, 1000), (2, 4, 3 * PAGE), (7, 2, 1)]
 

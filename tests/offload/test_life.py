@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from memlane import Closed, LayoutMismatch
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, mapped, new_id, path_of, region_of
 
@@ -87,7 +88,7 @@ def test_views_outlive_cleanup() -> None:
 
 
 def test_torch_views_outlive_cleanup() -> None:
-    pytest.importorskip("torch")
+    package("torch")
     region = region_of(new_id())
     view = region.create_next_view(8)
     region.cleanup()

@@ -15,6 +15,7 @@ from memlane import Closed
 from memlane.offload import _page_locks, _runtime
 from tests.support import Alarm, Aside
 from tests.support.cuda import stand_in, with_runtime
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, new_id, region_of
 
@@ -213,7 +214,7 @@ def test_cleanup_that_was_interrupted(library: Path, monkeypatch: pytest.MonkeyP
 
 def test_pinned_by_the_caller(library: Path) -> None:
     """A caller who registers the base sets is_pinned, and cleanup unregisters it."""
-    pytest.importorskip("torch")
+    package("torch")
 
     def scene(fake: Any) -> None:
         region = region_of(new_id())
@@ -289,7 +290,7 @@ def test_the_gpu_that_is_in_use(
     library: Path, monkeypatch: pytest.MonkeyPatch, in_use: set[int]
 ) -> None:
     """On a thread whose current GPU is 0 none gets a context that the process does not use."""
-    torch = pytest.importorskip("torch")
+    torch = package("torch")
     current = [0]
     seen: list[int] = []
 

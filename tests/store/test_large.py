@@ -8,11 +8,12 @@ import os
 import pytest
 
 from tests.support import Link, private_shm, start, unshare_refusal
+from tests.support.missing import needed
 from tests.support.queues import refuses
 from tests.support.stores import BytesSerde, Ring, Storage
 
 pytestmark = [
-    pytest.mark.skipif("MEMLANE_SOAK_LARGE" not in os.environ, reason="for `make soak`"),
+    needed("time", "MEMLANE_SOAK_LARGE" in os.environ),
     pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal()),
     pytest.mark.soak(seconds=300),
 ]

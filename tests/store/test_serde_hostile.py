@@ -20,6 +20,7 @@ from msgspec import msgpack
 from memlane import CorruptMessage, MemlaneError
 from memlane.store import _wire
 from memlane.store.serde import MsgpackSerde
+from tests.support.missing import package
 from tests.support.serdes import MSGPACK, exact, in_chunk, laid
 
 pytestmark = pytest.mark.property
@@ -214,7 +215,7 @@ REFUSED: list[Any] = [
 def test_what_is_refused(tree: Any) -> None:
     """Before memory is allocated or work is done that the bytes do not account for."""
     if tree[:1] == [20]:
-        pytest.importorskip("torch")
+        package("torch")
     lying = in_chunk(of_tree(tree))
     for deserialize in (MSGPACK.deserialize, MSGPACK.deserialize_view):
         with limited(), pytest.raises(CorruptMessage):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.missing import package
 from tests.support.serdes import PREAMBLE, both_ways, exact, exported, is_in_use
 
 pytestmark = pytest.mark.property
@@ -74,7 +75,7 @@ def test_memory_is_free_when_the_value_is_gone(values: list[Any]) -> None:
 @given(st.data())
 def test_any_tensor_comes_back(data: st.DataObject) -> None:
     """Of any dtype, known to numpy or not, in any layout."""
-    torch = pytest.importorskip("torch")
+    torch = package("torch")
     torch.set_num_threads(1)
     shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
     order = data.draw(st.permutations(range(len(shape))))

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from memlane import InvalidType, MsgpackSerde, ViewInUse
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.serdes import MSGPACK, PICKLE, both_ways, exact, exported, is_in_use, laid
 from tests.support.stores import store_of
 
 pytestmark = pytest.mark.unit
 
-torch = pytest.importorskip("torch", reason="torch is optional and not installed")
+torch = package("torch")
 
 torch.set_num_threads(1)  # or the first test would leave torch's threads behind
 

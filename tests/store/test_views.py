@@ -16,6 +16,7 @@ from memlane import (
     PickleMsgpackSerde,
     ViewInUse,
 )
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.stores import ArraySerde, Ring, Storage, is_evicted, store_of
 
@@ -65,7 +66,7 @@ def test_it_aliases() -> None:
 @pytest.mark.parametrize("count", [3, 100_000])
 def test_a_write_to_a_tensor_reaches_nobody(count: int) -> None:
     """torch has no read-only memory, so a view's tensors are copies, and outlive it."""
-    torch = pytest.importorskip("torch")
+    torch = package("torch")
     sent = torch.ones(count, dtype=torch.bfloat16)
     with store_of(2, 1 << 20, 1 << 20, MsgpackSerde) as (writer, readers):
         place = writer.put("k", [sent, sent.float()])

@@ -8,6 +8,7 @@ from memlane import (
     Unsupported,
 )
 from tests.support import Link, start
+from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.stores import is_evicted, store_of
 
@@ -35,7 +36,7 @@ def ask_for_release_after(_link: Link, what: str) -> str:
 )
 def test_release_after_without_a_gpu(what: str, text: str) -> None:
     """The error says what is missing, torch or the GPU; the block ends as usual."""
-    if what == "torch" and pytest.importorskip("torch").cuda.is_available():
+    if what == "torch" and package("torch").cuda.is_available():
         pytest.skip("there is a GPU")
     method = "fork" if what == "torch" else "spawn"
     assert text in start(ask_for_release_after, what, method=method).result()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pytest
 from benchmarks.gpu.compiled import THREADS
 from benchmarks.gpu.device import Device, Launch, signed
 
@@ -20,8 +19,9 @@ from memlane.offload._arrays import Side
 from tests.support import Link, Peer, start
 from tests.support.built import built
 from tests.support.cuda import STREAM
+from tests.support.missing import package
 
-torch = pytest.importorskip("torch")
+torch = package("torch")
 
 GPU = torch.device("cuda:1")
 

@@ -10,6 +10,7 @@ import pytest
 from memlane import MessageQueue
 from memlane.groups import TcpGroup
 from tests.support import PATIENCE, Aside, Link
+from tests.support.missing import package
 
 T = TypeVar("T")
 SECRET = "of the tests: 0123456789abcdef"
@@ -56,7 +57,7 @@ def tcp_groups(size: int, stack: ExitStack) -> list[Any]:
 
 def torch_groups(size: int, stack: ExitStack) -> list[Any]:
     """torch's groups, without a communication backend: only their store is needed."""
-    dist = pytest.importorskip("torch.distributed")
+    dist = package("torch.distributed")
     store = dist.HashStore()
     return [dist.ProcessGroup(store, rank, size) for rank in range(size)]
 

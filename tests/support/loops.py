@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from memlane import Closed, MessageQueue, TimedOut
+from tests.support.missing import package
 from tests.support.waiting import PATIENCE
 
-uvloop = pytest.importorskip("uvloop")
+uvloop = package("uvloop")
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _first:
     _first.run(asyncio.sleep(0))  # makes a pipe, which stays as long as the process
 

@@ -13,17 +13,17 @@ from typing import Self
 
 from memlane._base.deadline import Deadline
 from tests.support.leaks import LASTING, children_of
+from tests.support.missing import needs
 from tests.support.servers import Server, free_port
 
 
 def _refusal() -> str:
-    found = find_spec("mooncake")
-    if found is None:
-        return "mooncake-transfer-engine-non-cuda is not installed"
+    if find_spec("mooncake") is None:
+        return needs("mooncake")
     try:
         ctypes.CDLL("libibverbs.so.1")
     except OSError:
-        return "libibverbs1 is not installed"
+        return needs("libibverbs1")
     return ""
 
 

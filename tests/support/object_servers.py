@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.support.leaks import LASTING
+from tests.support.missing import needs
 from tests.support.servers import Server
 
 _NEEDED = ("obstore", "moto", "flask")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-REFUSAL = f"{_MISSING[0]} is not installed" if _MISSING else ""
+REFUSAL = needs(_MISSING[0]) if _MISSING else ""
 
 
 class ObjectServer(Server):

@@ -13,16 +13,17 @@ from functools import cache
 import pytest
 
 import lab
+from tests.support.missing import needs
 
 
 @cache
 def unshare_refusal() -> str:
     """Why this machine refuses namespaces to tests; empty if it allows them."""
     if shutil.which("unshare") is None:
-        return "there is no unshare command"
+        return needs("namespaces", "there is no unshare command")
     probe = [*private_shm("1m")[:-1], "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"unshare is refused: {done.stderr.strip()}"
+    return "" if done.returncode == 0 else needs("namespaces", done.stderr.strip())
 
 
 def is_sanitized(library: str = "san") -> bool:

@@ -5,9 +5,10 @@ import socket
 import subprocess
 from pathlib import Path
 
+from tests.support.missing import needs
 from tests.support.servers import Server, free_port
 
-REFUSAL = "" if shutil.which("redis-server") else "redis-server is not installed"
+REFUSAL = "" if shutil.which("redis-server") else needs("redis-server")
 
 
 class RedisServer(Server):

@@ -21,6 +21,7 @@ from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, Un
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import Namespace
 from tests.support import until
+from tests.support.missing import needs
 from tests.support.object_servers import (
     REFUSAL,
     Bucket,
@@ -37,7 +38,7 @@ from tests.support.remote_tiers import (
 )
 from tests.support.servers import free_port
 
-pytest.importorskip("obstore")
+pytest.importorskip("obstore", reason=needs("obstore"))
 from memlane.tiers.remote.objects import ObjectTier
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memlane.tiers.pool import PolicyName
 from memlane.tiers.replay import Trace, read, replay
 from tests.support import policies
+from tests.support.missing import needed
 from tests.support.policies import Arc, Lru, Model, S3Fifo, TwoSegment, counts
 
 pytestmark = pytest.mark.property
@@ -75,7 +76,7 @@ def near_the_best(trace: Trace, blocks: int) -> None:
 TRACES = os.environ.get("MEMLANE_TRACES")
 
 
-@pytest.mark.skipif(TRACES is None, reason="MEMLANE_TRACES names no folder of published traces")
+@needed("published traces", TRACES is not None)
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [

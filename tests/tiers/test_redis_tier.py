@@ -19,6 +19,7 @@ from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, _n
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import Done
 from tests.support import alarms
+from tests.support.missing import needs
 from tests.support.redis_servers import REFUSAL, RedisServer, free_port
 from tests.support.remote_tiers import (
     ROW,
@@ -30,7 +31,7 @@ from tests.support.remote_tiers import (
     store,
 )
 
-pytest.importorskip("redis")
+pytest.importorskip("redis", reason=needs("redis"))
 from memlane.tiers.remote.redis import RedisTier
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)

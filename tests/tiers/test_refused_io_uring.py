@@ -12,9 +12,10 @@ import pytest
 
 from memlane.tiers import DiskTier
 from tests.support import PATIENCE, Link, start
+from tests.support.missing import needed
 from tests.support.seccomp import has_io_uring, refuse
 
-pytestmark = pytest.mark.skipif(not has_io_uring(), reason="io_uring is refused anyway")
+pytestmark = needed("io_uring", has_io_uring())
 COUNT = 100
 KEYS = [number.to_bytes(32, "big") for number in range(COUNT)]
 

@@ -35,6 +35,7 @@ from memlane.tiers.tier import CHANGED, Done
 from memlane.tiers.waiting import Outage
 from tests.support import until
 from tests.support.lying_tiers import MemoryTier
+from tests.support.missing import package
 from tests.support.redis_servers import REFUSAL, RedisServer
 
 ROW = 4096
@@ -130,8 +131,8 @@ def test_behind_a_pool_there_is_a_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
     """What the disk has no room for comes from the server; without the server, from the disk."""
-    redis_tier = pytest.importorskip("memlane.tiers.remote.redis").RedisTier
-    pytest.importorskip("redis")
+    redis_tier = package("memlane.tiers.remote.redis").RedisTier
+    package("redis")
     rows = np.zeros((16, ROW), np.uint8)
     pool = BlockPool(16, "lru")
     server = RedisServer(tmp_path / "redis")
