@@ -120,6 +120,7 @@ struct FileFacts {
     nlink_t links;
     std::uint64_t bytes;
     std::uint64_t allocated;  // bytes that have space, so without holes
+    std::int64_t modified_ns, changed_ns;  // its bytes, and whatever is known of it, since the epoch
 
     bool is_regular() const noexcept { return S_ISREG(mode); }
     bool is_same_file(const FileFacts& other) const noexcept {
@@ -128,8 +129,9 @@ struct FileFacts {
 };
 
 inline FileFacts to_facts(const struct stat& s) noexcept {
+    const auto ns = [](const timespec& at) { return std::int64_t{at.tv_sec} * 1'000'000'000 + at.tv_nsec; };
     return {s.st_dev, s.st_ino, s.st_mode, s.st_uid, s.st_nlink, static_cast<std::uint64_t>(s.st_size),
-            static_cast<std::uint64_t>(s.st_blocks) * 512};
+            static_cast<std::uint64_t>(s.st_blocks) * 512, ns(s.st_mtim), ns(s.st_ctim)};
 }
 
 inline FileFacts facts_of(const FileDescriptor& file) {

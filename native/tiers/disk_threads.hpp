@@ -51,7 +51,7 @@ private:
 
     bool is_direct_from(std::span<const std::byte> row) const noexcept {
         const auto address = reinterpret_cast<std::uintptr_t>(row.data());
-        return !file_.is_direct() || (address | row.size()) % SlotFile::kSlotAlignment == 0;
+        return !file_.is_direct() || (address | row.size()) % kSlotAlignment == 0;
     }
 
     int write(std::span<const std::byte> row, Block slot) const noexcept {
@@ -61,7 +61,7 @@ private:
     int write_in_pieces(std::span<const std::byte> row, Block slot) const noexcept {
         for (std::size_t at = 0; at < row.size(); at += kPiece) {
             const auto piece = row.subspan(at, std::min(kPiece, row.size() - at));
-            const std::size_t whole = file_.slot_bytes_of(piece.size());
+            const std::size_t whole = slot_bytes_of(piece.size());
             std::memcpy(staging_.data(), piece.data(), piece.size());
             std::memset(staging_.data() + piece.size(), 0, whole - piece.size());
             const int error = os::write_at(file_.data(), staging_.data(), whole, file_.data_at(slot) + at);
@@ -78,7 +78,7 @@ private:
         std::uint32_t crc = header->seed();
         for (std::size_t at = 0; at < row.size(); at += kPiece) {
             const auto piece = row.subspan(at, std::min(kPiece, row.size() - at));
-            const std::size_t whole = file_.is_direct() ? file_.slot_bytes_of(piece.size()) : piece.size();
+            const std::size_t whole = file_.is_direct() ? slot_bytes_of(piece.size()) : piece.size();
             if (!os::read_at(file_.data(), staging_.data(), whole, file_.data_at(slot) + at)) return {Fault::Kind::corrupt};
             if (!work_.copy_in(work, piece, staging_.data(), crc)) return {Fault::Kind::expired};
         }

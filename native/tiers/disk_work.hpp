@@ -27,14 +27,14 @@ namespace memlane::tiers {
 class Staging {
 public:
     explicit Staging(std::size_t bytes)
-        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{SlotFile::kSlotAlignment}))), bytes_(bytes) {}
+        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kSlotAlignment}))), bytes_(bytes) {}
     std::byte* data() const noexcept { return memory_.get(); }
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:
     struct Free {
         void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{SlotFile::kSlotAlignment});
+            ::operator delete(memory, std::align_val_t{kSlotAlignment});
         }
     };
     std::unique_ptr<std::byte, Free> memory_;

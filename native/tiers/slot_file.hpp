@@ -1,8 +1,4 @@
-// A disk tier's pair of files. OPENER.headers: a page that says what the pair is, then 64 bytes a slot. OPENER.data: the
-// slots, each one row, at multiples of 4096 bytes.
-//
-// There is no journal and no fsync. A header tells the key, and the CRC of the data seeded with it, so that the two may
-// reach the disk in any order, or only one of them: whatever does not fit together is a miss.
+// A disk tier's own pair of files: opened, sized, locked, written and recovered. How others read it: slot_reader.hpp.
 #pragma once
 
 #include <algorithm>
@@ -26,46 +22,9 @@
 #include "os/fork.hpp"
 #include "os/process.hpp"
 #include "tiers/block_lists.hpp"
-#include "tiers/crc32c.hpp"
+#include "tiers/slot_layout.hpp"
 
 namespace memlane::tiers {
-
-using Digest = std::array<std::byte, 24>;
-using Namespace = std::array<std::byte, 16>;
-
-struct SlotHeader {
-    Digest digest{};
-    Namespace name_space{};
-    std::uint64_t sequence = 0;
-    std::uint32_t bytes = 0;
-    std::uint32_t data_crc = 0;
-    std::uint32_t reserved = 0;
-    std::uint32_t crc = 0;  // of what stands before it
-
-    // What the CRC of the data begins with.
-    std::uint32_t seed() const noexcept {
-        return Crc32c::of(std::as_bytes(std::span(name_space)), Crc32c::of(std::as_bytes(std::span(digest))));
-    }
-    std::uint32_t own_crc() const noexcept {
-        return Crc32c::of(std::as_bytes(std::span(this, 1)).first(offsetof(SlotHeader, crc)));
-    }
-    bool is_valid() const noexcept { return crc == own_crc(); }  // of zeroes it is not zero
-};
-static_assert(sizeof(SlotHeader) == 64);
-
-struct PairHeader {
-    std::array<char, 8> magic{};
-    std::uint32_t version = 0;
-    std::uint32_t crc = 0;  // of what stands behind it
-    std::uint64_t row_bytes = 0;
-    std::uint64_t slots = 0;
-    std::uint64_t first_sequence = 0;  // slots with less are empty
-
-    std::uint32_t own_crc() const noexcept {
-        return Crc32c::of(std::as_bytes(std::span(this, 1)).subspan(offsetof(PairHeader, row_bytes)));
-    }
-};
-static_assert(sizeof(PairHeader) == 40);
 
 // Another process, or another tier of this one, has the pair.
 struct PairInUse : std::runtime_error {
@@ -90,12 +49,6 @@ struct OpenedPair {
 
 class SlotFile {
 public:
-    static constexpr std::uint32_t kVersion = 1;
-    static constexpr std::uint64_t kSlotAlignment = 4096;
-
-    static std::uint64_t slot_bytes_of(std::uint64_t row_bytes) noexcept {
-        return core::align_up(row_bytes, kSlotAlignment);
-    }
     // How many fit: both files count.
     static std::uint64_t slots_in(std::uint64_t capacity, std::uint64_t row_bytes) noexcept {
         if (capacity < core::kPage) return 0;
@@ -207,12 +160,9 @@ public:
     }
 
 private:
-    static constexpr std::array<char, 8> kMagic{'M', 'E', 'M', 'L', 'T', 'I', 'E', 'R'};
     static constexpr std::size_t kRecovered = 1 << 14;   // headers a read
     static constexpr std::uint64_t kPidAt = 512;         // in the first page; outside of what has a CRC
     static constexpr os::LockRange kLock{core::kLockBase, 1};
-
-    static std::uint64_t header_at(std::uint64_t slot) noexcept { return core::kPage + slot * sizeof(SlotHeader); }
 
     bool is_ours(const SlotHeader& header) const noexcept {
         return header.is_valid() && header.name_space == name_space_ && header.bytes == row_bytes_ &&
@@ -260,11 +210,11 @@ private:
         if (size == 0) return std::nullopt;
         const bool is_there = os::read_at(headers_.file(), &found, sizeof found, 0);
         // A pair that was not finished has zeroes there, and nothing behind it is valid.
-        if (is_there && found.magic != kMagic && is_zero()) return std::nullopt;
-        if (!is_there || found.magic != kMagic) refuse(path);
-        if (found.version != kVersion) {
+        if (is_there && found.magic != kPairMagic && is_zero()) return std::nullopt;
+        if (!is_there || found.magic != kPairMagic) refuse(path);
+        if (found.version != kPairVersion) {
             throw core::LayoutMismatch(path + " has format " + std::to_string(found.version) + "; this memlane reads " +
-                                       std::to_string(kVersion) + ". Remove the files, or give another path");
+                                       std::to_string(kPairVersion) + ". Remove the files, or give another path");
         }
         if (found.crc != found.own_crc()) {
             opened_.was_damaged = true;
@@ -297,7 +247,7 @@ private:
         const std::uint64_t kept = std::min(slots, found ? found->slots : 0);  // they have their space already
         slots = std::max(kept, std::min(slots, slots_in(room, row_bytes_)));
         if (slots == 0) os::throw_errno("the disk has no space for a single row of a tier", ENOSPC);
-        pair_ = found.value_or(PairHeader{kMagic, kVersion, 0, row_bytes_, 0, 0});
+        pair_ = found.value_or(PairHeader{kPairMagic, kPairVersion, 0, row_bytes_, 0, 0});
         next_sequence_ = pair_.first_sequence;
         first_sequence_ = pair_.first_sequence;
         if (pair_.slots > slots) {

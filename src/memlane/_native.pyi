@@ -1050,6 +1050,31 @@ class DiskTier:
     def close(self) -> bool:
         """Whether nothing was under way."""
 
+class SlotReader:
+    """Another opener's pair of files of a disk tier, for reading."""
+
+    def __init__(self, path: str, row_bytes: int, name_space: bytes) -> None:
+        """`path`.headers and `path`.data."""
+
+    @property
+    def number(self) -> int:
+        """The inode of its headers."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The greatest of all namespaces, as of the last look; or -1."""
+
+    def look(self, in_any_case: bool) -> None:
+        """Reads which keys there are, if the file has changed."""
+
+    def has(self, digests: Sequence[bytes], after: Sequence[int]) -> list[bool]:
+        """Whether it has these keys, stored after those sequences."""
+
+    def get(
+        self, digests: Sequence[bytes], after: Sequence[int], into: Sequence[object]
+    ) -> list[int | None]:
+        """Reads rows; what the CRC of each should be, or None."""
+
 def read_replies(
     socket: int, seconds: float, kinds: str, into: Sequence[object]
 ) -> tuple[list[object], str, int, bytes]:

@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from memlane import InvalidArgument, InvalidType, SystemFault
+from memlane._native import SlotReader
 from memlane.tiers import BlockPool, DiskTier, ReplicaTier, TierChain
 from memlane.tiers.conformance import content, drain, key, range_of, wait_for
 from tests.support import dismiss, start, until
@@ -234,14 +236,13 @@ def test_a_pair_that_cannot_be_read_for_a_while(
         store(first, rows, 1)
         store(second, rows, 2)
         with monkeypatch.context() as patch:
-            opened = os.open
 
-            def fail(path: Any, *arguments: Any) -> int:
-                if str(path).endswith("a.headers"):
+            def fail(path: str, *arguments: Any) -> SlotReader:
+                if path.endswith("a"):
                     raise OSError(24, "too many open files")
-                return opened(path, *arguments)
+                return SlotReader(path, *arguments)
 
-            patch.setattr("memlane.tiers.remote.replicas.os.open", fail)
+            patch.setattr("memlane.tiers.remote.replicas.SlotReader", fail)
             assert found(others, rows, 1, 2) == [2]
         until(lambda: found(others, rows, 1, 2) == [1, 2], "read again")
 
@@ -398,3 +399,51 @@ def test_two_replicas_share_what_they_compute(tmp_path: Path, soon: None) -> Non
 def _rows_of(pool: BlockPool, numbers: list[int]) -> list[int]:
     with pool.pin([key(each) for each in numbers]) as pin:
         return pin.ids.tolist()
+
+
+def test_a_look_does_not_keep_others_from_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: they use what was found before."""
+    monkeypatch.setattr("memlane.tiers.remote.replicas._EVERY", 0.0)
+    monkeypatch.setattr("memlane.tiers.remote.replicas._SHARE", 0)
+    looking, may_end = threading.Event(), threading.Event()
+    is_slow = False
+
+    class Slow(SlotReader):
+        def look(self, in_any_case: bool) -> None:
+            super().look(in_any_case)
+            if is_slow and not looking.is_set():
+                looking.set()
+                may_end.wait(30)
+
+    monkeypatch.setattr("memlane.tiers.remote.replicas.SlotReader", Slow)
+    rows = np.zeros((4, ROW), np.uint8)
+    with tier_on(tmp_path, rows, 8) as tier, ReplicaTier(tmp_path, rows, own="9") as others:
+        store(tier, rows, 1)
+        assert found(others, rows, 1) == [1]
+        is_slow = True
+        late = others.load([key(1)], [2])
+        assert looking.wait(30)
+        assert found(others, rows, 1) == [1]
+        may_end.set()
+        assert wait_for(others, late).ok.all()
+
+
+def test_many_threads_load_while_others_look(tmp_path: Path, soon: None) -> None:
+    """Whatever they find of an index that is replaced, they raise nothing."""
+    rows = np.zeros((64, ROW), np.uint8)
+    with (
+        tier_on(tmp_path, rows, 64) as tier,
+        ReplicaTier(tmp_path, rows, own="9", threads=8) as others,
+    ):
+        for number in range(200):
+            rows[0] = content(number, ROW)
+            tier.store([key(number)], [0])
+            if number % 20 == 19:
+                assert tier.drain(20)
+                tier.clear()
+            others.load([key(each) for each in range(32)], [*range(1, 33)])
+        assert others.drain(30)
+        assert {done.error for done in others.poll()} == {None}
+        assert others.statistics().errors == 0

@@ -1,11 +1,14 @@
-// What remote tiers do with many blocks at once, without the GIL.
+// What tiers on servers, and on other openers' files, do with many blocks at once, without the GIL.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +20,7 @@
 #include "bindings/python/gil.hpp"
 #include "bindings/python/systems.hpp"
 #include "tiers/resp.hpp"
+#include "tiers/slot_reader.hpp"
 #include "tiers/staged_block.hpp"
 
 namespace memlane::bindings {
@@ -41,10 +45,64 @@ const char* name_of(tiers::RespReader::Fault fault) {
     return "nonsense";
 }
 
+std::vector<tiers::Digest> digests_in(const std::vector<nb::bytes>& keys) {
+    std::vector<tiers::Digest> digests(keys.size());
+    for (std::size_t at = 0; at < keys.size(); ++at) {
+        if (keys[at].size() != digests[at].size()) raise_error(Error::InvalidArgument, nb::str("digest"));
+        std::memcpy(digests[at].data(), keys[at].c_str(), digests[at].size());
+    }
+    return digests;
+}
+
+void bind_slot_reader(nb::module_& m) {
+    using tiers::SlotReader;
+    nb::class_<SlotReader>(m, "SlotReader", "Another opener's pair of files of a disk tier, for reading.")
+        .def(
+            "__init__",
+            [](SlotReader* self, const std::string& path, std::uint64_t row_bytes, const nb::bytes& name_space) {
+                tiers::Namespace own{};
+                std::memcpy(own.data(), name_space.c_str(), std::min(own.size(), name_space.size()));
+                without_gil([&] { new (self) SlotReader(path, row_bytes, own); });
+            },
+            "path"_a, "row_bytes"_a, "name_space"_a, "`path`.headers and `path`.data.")
+        .def_prop_ro("number", [](const SlotReader& self) { return self.number(); }, "The inode of its headers.")
+        .def_prop_ro("last_sequence", &SlotReader::last_sequence, "The greatest of all namespaces, as of the last look; or -1.")
+        .def(
+            "look", [](SlotReader& self, bool in_any_case) { without_gil([&] { self.look(in_any_case); }); }, "in_any_case"_a,
+            "Reads which keys there are, if the file has changed.")
+        .def(
+            "has",
+            [](const SlotReader& self, const std::vector<nb::bytes>& digests, const std::vector<std::int64_t>& after) {
+                const std::vector<tiers::Digest> keys = digests_in(digests);
+                if (after.size() != keys.size()) raise_error(Error::InvalidArgument, nb::str("after"));
+                return without_gil([&] { return self.has(keys, after); });
+            },
+            "digests"_a, "after"_a, "Whether it has these keys, stored after those sequences.")
+        .def(
+            "get",
+            [](const SlotReader& self, const std::vector<nb::bytes>& digests, const std::vector<std::int64_t>& after,
+               const std::vector<nb::object>& into) {
+                const std::vector<tiers::Digest> keys = digests_in(digests);
+                std::vector<HeldBuffer> held;
+                std::vector<std::span<std::byte>> memory;
+                held.reserve(into.size());
+                for (const nb::object& each : into) {
+                    held.emplace_back(each, PyBUF_WRITABLE);
+                    memory.push_back(bytes_of(held.back()));
+                }
+                if (after.size() != keys.size() || memory.size() != keys.size()) {
+                    raise_error(Error::InvalidArgument, nb::str("into"));
+                }
+                return without_gil([&] { return self.get(keys, after, memory); });
+            },
+            "digests"_a, "after"_a, "into"_a, "Reads rows; what the CRC of each should be, or None.");
+}
+
 }  // namespace
 
 void bind_remote_tiers(nb::module_& m) {
     using tiers::RespReader;
+    bind_slot_reader(m);
     m.def(
         "read_replies",
         [](int socket, double seconds, const std::string& kinds, const std::vector<nb::object>& into) {

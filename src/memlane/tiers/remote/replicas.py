@@ -1,56 +1,40 @@
-"""What the other openers of a disk tier's folder have stored: replicas of one host share it.
+"""The tier of blocks that other openers of a disk tier's folder have stored: replicas of one host
+share it.
 
-Each opener writes its own pair of files, whose format `native/tiers/slot_file.hpp` defines. Here
-they are only read, by pread: a file that its owner makes smaller would kill whoever has mapped it.
+Each opener writes its own pair of files, which native code reads (native/tiers/slot_reader.hpp).
+Here is which pairs there are, when to look for new blocks, and what this process has forgotten.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from memlane import _native
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import warn
+from memlane._native import SlotReader, crc32c
 from memlane.errors import InvalidType
 from memlane.tiers.remote.blocks import HEADER, MAGIC
 from memlane.tiers.remote.tier import RemoteTier
 from memlane.tiers.remote.transport import Refusal, Refused, Transport, digest_of
-from memlane.tiers.tier import Namespace, Rows
+from memlane.tiers.tier import Namespace, Rows, text
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_PAIR = struct.Struct(
-    "<8sII3Q"
-)  # magic, version, CRC of the rest; row bytes, slots, first sequence
-_PAIR_MAGIC, _VERSION = b"MEMLTIER", 1
-_SLOT = struct.Struct("<24s16sQIIII")  # digest, namespace, sequence, bytes, CRC of the data, 0, CRC
 _HEADERS = ".headers"
-_FIRST_SLOT = 4096  # bytes
-_PAGE = 4096
-_AT_A_TIME = 1 << 16  # headers of one read
 _EVERY = 1.0  # seconds between two looks at what is new, at least
-_TICK = 50_000_000  # nanoseconds, more than the clock of a file system steps by
-# Errors of files that are none of ours; others may pass.
-_NO_PAIR = (errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR)
-_RETRIED = 10.0  # seconds, after which a pair that cannot be read is tried again
 _SHARE = 50  # the time between two looks is so many times what one takes, at least
-
-Slots = npt.NDArray[np.int64]
+_RETRIED = 10.0  # seconds, after which a pair that cannot be read is tried again
+# Errors of files that are no pair of this user; others may pass.
+_NO_PAIR = (errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR)
 
 
 class ReplicaTier(RemoteTier):
-    """What other processes have stored by a `DiskTier` in the same folder, for reading::
+    """Blocks that other processes have stored by a `DiskTier` in the same folder; read only::
 
         with (
             DiskTier("/nvme/kv", rows, "200GiB", opener="0") as own,
@@ -59,15 +43,15 @@ class ReplicaTier(RemoteTier):
         ):
             ...
 
-    Files of openers that have ended are read as well, and openers that come later are found. The
-    tier knows what is new within a second, or later where it must read very many headers for it. A
-    block that its owner replaces meanwhile is a miss, and so is one that is not what was stored: it
-    is the owner's to count. Nothing is stored: each block is reported as failed. `forget` and
-    `clear` hold for this object; the owners' tiers must do the same. An answer of `has` that nobody
-    has read may be ten seconds old.
+    Files of openers that have ended are read as well, and openers that start later are found. New
+    blocks are found within a second, or later where very many headers must be read for that. A
+    block that its owner replaces meanwhile is a miss, and so is one that is not what was stored;
+    its owner counts it. Nothing is stored: each block is reported as failed. `forget` and `clear`
+    hold for this object only; the owners' tiers must do the same. An answer of `has` that was not
+    read yet may be ten seconds old.
 
     A block costs three reads, through the page cache, and each pair of files two more a batch; a
-    slot of another opener 16 bytes of memory. Timeouts are in seconds.
+    slot of another opener costs 12 bytes of memory.
     """
 
     what = "a replica tier"
@@ -84,21 +68,18 @@ class ReplicaTier(RemoteTier):
         threads: int = 2,
     ) -> None:
         """Args:
-            path: the folder; it may be made later.
-            rows: a writable, contiguous buffer of shape (blocks, bytes), which must not be freed
-                before the tier is closed.
-            own: the `opener` of this process, which is left out.
-            namespace: as of `DiskTier`.
-            timeout: of `load`, `drain` and `close`, in seconds, unless they are given one.
-            threads: 1 to 64, that read.
+            path: the folder; it may be created later.
+            rows, namespace, timeout: as of every `Tier`; timeout in seconds.
+            own: the `opener` of this process, whose files are not read.
+            threads: how many read, 1 to 64.
 
         Raises:
-            InvalidType, InvalidArgument: an argument is none.
+            InvalidType, InvalidArgument: an argument is not valid.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InvalidType(f"path must be a path, not {type(path).__name__}")
-        if own is not None and not isinstance(own, str):
-            raise InvalidType(f"own must be a string, not {type(own).__name__}")
+        if own is not None:
+            text("own", own)
         count = integer_from("threads", threads, 1, 64)
         name = Namespace(namespace).id
         folder = _Folder(Path(os.fsdecode(path)), own, Rows(rows).nbytes, name)
@@ -115,184 +96,62 @@ class ReplicaTier(RemoteTier):
         )
 
 
-class _Pair:
-    """The two files of another opener, and which key was in which slot when it was last read."""
-
-    def __init__(self, headers: int, data: int, row_bytes: int, name: bytes) -> None:
-        self._headers, self._data = headers, data
-        self.number = os.fstat(headers).st_ino  # another file may have its name later
-        self.last_sequence = 0  # of all namespaces
-        self._row_bytes, self._name = row_bytes, name
-        self._keys = np.empty(0, np.uint64)  # the first 8 bytes of digests, sorted
-        self._slots: Slots = np.empty(0, np.int64)
-        self._read_at: tuple[int, ...] = ()  # what the files were like
-
-    @classmethod
-    def opened(cls, path: Path, row_bytes: int, name: bytes) -> _Pair:
-        """Raises OSError: it is none, or not this user's."""
-        files: list[int] = []
-        try:
-            for end in (_HEADERS, ".data"):
-                files.append(os.open(f"{path}{end}", _FLAGS))
-                facts = os.fstat(files[-1])
-                if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode):
-                    raise PermissionError(errno.EPERM, "another user's")
-            return cls(files[0], files[1], row_bytes, name)
-        except OSError:
-            for file in files:
-                os.close(file)
-            raise
-
-    def facts(self) -> tuple[int, int] | None:
-        """Slots, and the first sequence that counts; None: it has no blocks for us."""
-        page = os.pread(self._headers, _PAIR.size, 0)
-        if len(page) < _PAIR.size:
-            return None
-        magic, version, crc, row_bytes, slots, first = _PAIR.unpack(page)
-        is_pair = (magic, version) == (_PAIR_MAGIC, _VERSION) and crc == _native.crc32c(page[16:])
-        return (slots, first) if is_pair and row_bytes == self._row_bytes else None
-
-    def first_sequence(self) -> int | None:
-        """Of those that its owner has not cleared; None: it has no blocks for us."""
-        try:
-            facts = self.facts()
-        except OSError:
-            return None
-        return None if facts is None else facts[1]
-
-    def read(self, *, fully: bool = False) -> None:
-        """Which keys there are, if anything has changed."""
-        begun = time.time_ns()
-        now = os.fstat(self._headers)
-        state = (now.st_mtime_ns, now.st_ctime_ns, now.st_size)
-        if state == self._read_at and not fully:
-            return
-        facts = self.facts()
-        keys, slots = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-        sequences = [np.empty(0, np.uint64)]
-        self.last_sequence = 0
-        if facts is not None:
-            count = min(facts[0], (now.st_size - _FIRST_SLOT) // _SLOT.size)
-            first = facts[1]
-            wanted = np.frombuffer(self._name, np.uint64)
-            for at in range(0, count, _AT_A_TIME):
-                size = min(_AT_A_TIME, count - at) * _SLOT.size
-                found = os.pread(self._headers, size, _FIRST_SLOT + at * _SLOT.size)
-                words = np.frombuffer(found[: len(found) // _SLOT.size * _SLOT.size], np.uint64)
-                words = words.reshape(-1, 8)
-                self._note_sequences(found, words[:, 5])
-                is_ours = (words[:, 3] == wanted[0]) & (words[:, 4] == wanted[1])
-                is_ours &= (words[:, 5] >= first) & (words[:, 6] & 0xFFFFFFFF == self._row_bytes)
-                places = np.flatnonzero(is_ours)
-                keys.append(words[places, 0])
-                slots.append(places + at)
-                sequences.append(words[places, 5])
-        every = np.concatenate(keys)
-        # Of two slots with one key the later one counts: it comes first.
-        order = np.lexsort((np.iinfo(np.uint64).max - np.concatenate(sequences), every))
-        self._keys, self._slots = every[order], np.concatenate(slots)[order]
-        # A write within the same tick of the file system's clock would not be seen.
-        is_recent = begun - now.st_mtime_ns < _TICK
-        self._read_at = () if is_recent else state
-
-    def _note_sequences(self, headers: bytes, sequences: npt.NDArray[np.uint64]) -> None:
-        for at in np.argsort(sequences)[::-1].tolist():
-            if sequences[at] <= self.last_sequence:
-                return
-            header = headers[at * _SLOT.size : (at + 1) * _SLOT.size]
-            if _SLOT.unpack(header)[-1] == _native.crc32c(header[:-4]):
-                self.last_sequence = int(sequences[at])
-                return
-
-    def find(self, digests: Sequence[bytes]) -> list[int]:
-        """The slot of each; -1: none."""
-        wanted = np.array([int.from_bytes(each[:8], "little") for each in digests], np.uint64)
-        if not len(self._keys):
-            return [-1] * len(digests)
-        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        slots: list[int] = np.where(self._keys[at] == wanted, self._slots[at], -1).tolist()
-        return slots
-
-    def load(self, slot: int, header: tuple[int, int], digest: bytes, into: memoryview) -> bool:
-        """Reads the block, which is not checked. False: it is being replaced."""
-        step = -(-self._row_bytes // _PAGE) * _PAGE
-        at = 0
-        while at < self._row_bytes:
-            try:
-                got = os.preadv(self._data, [into[at:]], slot * step + at)
-            except OSError:
-                return False
-            if got == 0:
-                return False
-            at += got
-        return self.header(slot, digest) == header
-
-    def header(self, slot: int, digest: bytes) -> tuple[int, int] | None:
-        """Sequence, and CRC of the data; None: the slot has something else."""
-        try:
-            found = os.pread(self._headers, _SLOT.size, _FIRST_SLOT + slot * _SLOT.size)
-        except OSError:  # of this file alone
-            return None
-        if len(found) < _SLOT.size:
-            return None
-        own, name, sequence, size, data_crc, _, crc = _SLOT.unpack(found)
-        if (own, name, size) != (digest, self._name, self._row_bytes):
-            return None
-        return (sequence, data_crc) if crc == _native.crc32c(found[:-4]) else None
-
-    def __del__(self) -> None:
-        os.close(self._headers)
-        os.close(self._data)
-
-
-def _refused(path: Path, error: OSError) -> Refused:
-    return Refused(f"{path}: {os.strerror(error.errno or 0)}")
-
-
 class _Folder:
-    """The pairs of all other openers. Its readers share it."""
+    """The pairs of all other openers. The connections of a tier share it."""
 
     def __init__(self, path: Path, own: str | None, row_bytes: int, name: bytes) -> None:
         self._path, self._own = path, own
         self._row_bytes, self._name = row_bytes, name
-        self._lock = threading.Lock()
-        self._pairs: dict[str, _Pair] = {}
-        self._left_out: dict[str, float] = {}  # until when
+        self._looking = threading.Lock()  # one thread looks; others use what it found before
         self._next = 0.0  # when to look again
-        # The last sequence that is not found, by file, and by file and key.
+        self._skipped: dict[str, float] = {}  # pairs that cannot be read, and until when
+        self._lock = threading.Lock()  # for what follows
+        self._pairs: dict[str, tuple[int, SlotReader]] = {}  # with the number of the file
+        # The last sequence that is not found any more, by file, and by file and key.
         self._cleared: dict[int, int] = {}
         self._forgotten: dict[int, dict[bytes, int]] = {}
 
     def crc_of_key(self, digest: bytes) -> int:
-        return _native.crc32c(self._name, _native.crc32c(digest))
+        """Returns what the CRC of a block begins with."""
+        return crc32c(self._name, crc32c(digest))
 
-    def refresh(self, *, fully: bool = False) -> None:
-        """Looks for what is new, if it is time for it. Raises OSError."""
+    # What is there -------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Looks for what is new, if it is time and no other thread does."""
+        if time.monotonic() >= self._next and self._looking.acquire(blocking=False):
+            try:
+                self._look(fully=False)
+            finally:
+                self._looking.release()
+
+    def _look(self, *, fully: bool) -> None:
+        """Looks at all pairs; `fully`: also at those that seem unchanged. Raises Refused then."""
+        begun = time.monotonic()
+        names = self._names(fully)
         with self._lock:
-            begun = time.monotonic()
-            if begun < self._next and not fully:
-                return
-            names = self._names(fully)
             for name in self._pairs.keys() - names:  # its file is gone, and so are all marks
-                number = self._pairs.pop(name).number
+                number, _ = self._pairs.pop(name)
                 self._cleared.pop(number, None)
                 self._forgotten.pop(number, None)
-            for name in names:
-                if self._left_out.get(name, 0.0) <= begun or fully:
-                    try:
-                        self._look_at(name, fully)
-                    except FileNotFoundError:  # its owner makes it, or removes it
-                        self._pairs.pop(name, None)
-                    except OSError as error:
-                        self._pairs.pop(name, None)
-                        if fully and error.errno not in _NO_PAIR:
-                            raise _refused(self._path / name, error) from None
-                        if name not in self._left_out:
-                            why = os.strerror(error.errno or 0)
-                            warn("a replica tier leaves out %s: %s", self._path / name, why)
-                        self._left_out[name] = begun + _RETRIED
-            now = time.monotonic()
-            self._next = now + max(_EVERY, _SHARE * (now - begun))
+        for name in names:
+            if self._skipped.get(name, 0.0) > begun and not fully:
+                continue
+            try:
+                self._look_at(name, fully)
+            except OSError as error:
+                with self._lock:
+                    self._pairs.pop(name, None)
+                if error.errno == errno.ENOENT:  # its owner is creating or removing it
+                    continue
+                if fully and error.errno not in _NO_PAIR:
+                    raise _refused(self._path / name, error) from None
+                if name not in self._skipped:
+                    why = os.strerror(error.errno or 0)
+                    warn("a replica tier skips %s: %s", self._path / name, why)
+                self._skipped[name] = begun + _RETRIED
+        now = time.monotonic()
+        self._next = now + max(_EVERY, _SHARE * (now - begun))
 
     def _names(self, fully: bool) -> set[str]:
         try:
@@ -307,61 +166,91 @@ class _Folder:
         return names - {self._own}
 
     def _look_at(self, name: str, fully: bool) -> None:
-        pair = self._pairs.get(name)
-        if pair is None or pair.number != os.stat(self._path / f"{name}{_HEADERS}").st_ino:
-            pair = _Pair.opened(self._path / name, self._row_bytes, self._name)
-        pair.read(fully=fully)
-        # A sequence that comes again, because an owner has started anew, is another block's.
-        if (last := self._cleared.get(pair.number, 0)) > pair.last_sequence:
-            self._cleared[pair.number] = min(last, pair.last_sequence)
-        forgotten = self._forgotten.get(pair.number, {})
-        for digest, last in forgotten.items():
-            forgotten[digest] = min(last, pair.last_sequence)
-        self._pairs[name] = pair
-        self._left_out.pop(name, None)
+        number, pair = self._pairs.get(name, (None, None))
+        if pair is None or number != os.stat(self._path / f"{name}{_HEADERS}").st_ino:
+            pair = SlotReader(os.fspath(self._path / name), self._row_bytes, self._name)
+            number = pair.number
+        pair.look(fully)
+        with self._lock:
+            # A sequence that comes again, because an owner has started anew, is another block's.
+            last = pair.last_sequence
+            if self._cleared.get(number, -1) > last:
+                self._cleared[number] = last
+            forgotten = self._forgotten.get(number, {})
+            for digest, until in forgotten.items():
+                forgotten[digest] = min(until, last)
+            self._pairs[name] = (number, pair)
+        self._skipped.pop(name, None)
 
     def close(self) -> None:
         with self._lock:
             self._pairs.clear()
 
-    def places(self, digests: Sequence[bytes]) -> list[list[tuple[_Pair, int]]]:
-        """Where each may be."""
-        with self._lock:
-            pairs = [*self._pairs.values()]
-        found: list[list[tuple[_Pair, int]]] = [[] for _ in digests]
-        for pair in pairs:
-            for place, slot in zip(found, pair.find(digests), strict=True):
-                if slot >= 0:
-                    place.append((pair, slot))
-        return found
+    # Blocks --------------------------------------------------------------------------------------
 
-    def header(
-        self, pair: _Pair, slot: int, digest: bytes, first: int | None
-    ) -> tuple[int, int] | None:
-        """Of the slot, unless that is forgotten; `first`: the first sequence that counts."""
-        header = None if first is None else pair.header(slot, digest)
-        if header is None or first is None:
-            return None
-        last = max(
-            first - 1,
-            self._cleared.get(pair.number, -1),
-            self._forgotten.get(pair.number, {}).get(digest, -1),
-        )
-        return header if header[0] > last else None
+    def _marks(self, number: int, digests: Sequence[bytes]) -> list[int]:
+        """Returns for each key the last sequence that is not found any more."""
+        cleared = self._cleared.get(number, -1)
+        forgotten = self._forgotten.get(number)
+        if not forgotten:
+            return [cleared] * len(digests)
+        return [max(cleared, forgotten.get(digest, -1)) for digest in digests]
+
+    def _pairs_for(self, digests: Sequence[bytes]) -> list[tuple[SlotReader, dict[bytes, int]]]:
+        with self._lock:
+            return [
+                (pair, dict(zip(digests, self._marks(number, digests), strict=True)))
+                for number, pair in self._pairs.values()
+            ]
+
+    def has(self, digests: Sequence[bytes]) -> list[bool]:
+        """Returns for each key whether some opener has it."""
+        there: set[bytes] = set()
+        for pair, marks in self._pairs_for(digests):
+            left = [digest for digest in digests if digest not in there]
+            found = pair.has(left, [marks[digest] for digest in left])
+            there.update(digest for digest, is_there in zip(left, found, strict=True) if is_there)
+        return [digest in there for digest in digests]
+
+    def get(self, digests: Sequence[bytes], into: Sequence[memoryview]) -> list[int | None]:
+        """Reads rows. Returns what the CRC of each should be, or None where there is none."""
+        crcs: dict[bytes, int] = {}
+        memory = dict(zip(digests, into, strict=True))
+        for pair, marks in self._pairs_for(digests):
+            left = [digest for digest in digests if digest not in crcs]
+            if not left:
+                break
+            found = pair.get(
+                left, [marks[digest] for digest in left], [memory[digest] for digest in left]
+            )
+            crcs.update(
+                (digest, crc) for digest, crc in zip(left, found, strict=True) if crc is not None
+            )
+        return [crcs.get(digest) for digest in digests]
+
+    # Forgetting ----------------------------------------------------------------------------------
 
     def forget(self, digests: Sequence[bytes]) -> None:
-        self.refresh(fully=True)
-        with self._lock:
-            for pair in self._pairs.values():
-                marks = dict.fromkeys(digests, pair.last_sequence)
-                self._forgotten.setdefault(pair.number, {}).update(marks)
+        """Finds none of these keys any more, until it is stored again. Raises Refused."""
+        with self._looking:
+            self._look(fully=True)
+            with self._lock:
+                for number, pair in self._pairs.values():
+                    marks = dict.fromkeys(digests, pair.last_sequence)
+                    self._forgotten.setdefault(number, {}).update(marks)
 
     def clear(self) -> None:
-        self.refresh(fully=True)
-        with self._lock:
-            for pair in self._pairs.values():
-                self._cleared[pair.number] = pair.last_sequence
-                self._forgotten.pop(pair.number, None)
+        """Finds nothing any more that is stored now. Raises Refused."""
+        with self._looking:
+            self._look(fully=True)
+            with self._lock:
+                for number, pair in self._pairs.values():
+                    self._cleared[number] = pair.last_sequence
+                    self._forgotten.pop(number, None)
+
+
+def _refused(path: Path, error: OSError) -> Refused:
+    return Refused(f"{path}: {os.strerror(error.errno or 0)}")
 
 
 class _Reader(Transport):
@@ -369,6 +258,10 @@ class _Reader(Transport):
 
     def __init__(self, folder: _Folder) -> None:
         self._folder = folder
+
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
+        self._folder.refresh()
+        return self._folder.has([digest_of(name) for name in names])
 
     def put(
         self,
@@ -382,43 +275,13 @@ class _Reader(Transport):
         self, names: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline
     ) -> list[int | Refusal]:
         self._folder.refresh()
-        digests = [digest_of(name) for name in names]
-        firsts: dict[_Pair, int | None] = {}
-        found: list[int | Refusal] = []
-        read: list[tuple[int, _Pair, int]] = []
-        for digest, memory, places in zip(digests, into, self._folder.places(digests), strict=True):
-            size = -1
-            for pair, slot in places:
-                if pair not in firsts:
-                    firsts[pair] = pair.first_sequence()
-                header = self._folder.header(pair, slot, digest, firsts[pair])
-                if header is None or not pair.load(slot, header, digest, memory[HEADER.size :]):
-                    continue
-                HEADER.pack_into(memory, 0, MAGIC, memory.nbytes - HEADER.size, header[1], 0)
-                size = memory.nbytes
-                read.append((len(found), pair, header[0]))
-                break
-            found.append(size)
-        now = {pair: pair.first_sequence() for pair in firsts}
-        for at, pair, sequence in read:
-            first = now[pair]
-            if first is None or sequence < first:  # its owner has cleared it meanwhile
-                found[at] = -1
-        return found
-
-    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
-        self._folder.refresh()
-        digests = [digest_of(name) for name in names]
-        places = self._folder.places(digests)
-        firsts = {
-            pair: pair.first_sequence() for pair in {one for each in places for one, _ in each}
-        }
+        rows = [memory[HEADER.size :] for memory in into]
+        crcs = self._folder.get([digest_of(name) for name in names], rows)
+        for memory, row, crc in zip(into, rows, crcs, strict=True):
+            if crc is not None:
+                HEADER.pack_into(memory, 0, MAGIC, row.nbytes, crc, 0)
         return [
-            any(
-                self._folder.header(pair, slot, digest, firsts[pair]) is not None
-                for pair, slot in of_key
-            )
-            for digest, of_key in zip(digests, places, strict=True)
+            -1 if crc is None else memory.nbytes for memory, crc in zip(into, crcs, strict=True)
         ]
 
     def remove(self, names: Sequence[bytes], deadline: Deadline) -> None:
