@@ -20,6 +20,7 @@ from memlane import (
     GatherHandle,
     InvalidArgument,
     InvalidType,
+    MessageQueue,
     RankTaken,
     ReaderDied,
     SegmentMissing,
@@ -28,6 +29,7 @@ from memlane import (
     WriterDied,
     WrongProcess,
     WrongRole,
+    first_ready,
     inspect,
 )
 from memlane.broadcast import gather as module
@@ -43,7 +45,7 @@ from tests.support import (
     until,
 )
 from tests.support.gathers import gather_of
-from tests.support.queues import BOUND, SHM, refuses, segments
+from tests.support.queues import BOUND, SHM, queue_of, refuses, segments
 
 
 def writing(link: Link, handle: GatherHandle) -> None:
@@ -451,6 +453,23 @@ def test_awaited() -> None:
             assert poller.poll(1000 * PATIENCE)
             assert reader.dequeue(0) == 1
             until(lambda: not poller.poll(0))
+
+
+def test_first_ready_waits_for_gathers_and_queues() -> None:
+    with gather_of(2) as (reader, writers), queue_of(1) as (queue, (other,)):
+        both: list[Any] = [reader, other]
+        with refuses(TimedOut):
+            first_ready(both, 0)
+        writers[1].enqueue("gathered")
+        queue.enqueue("sent")
+        assert {type(first_ready(both, PATIENCE)) for _ in both} == {Gather, MessageQueue}
+        assert reader.dequeue() == "gathered"
+        assert first_ready(both, PATIENCE) is other
+        for writer in writers:
+            writer.close()
+        assert first_ready([reader], PATIENCE) is reader  # its end
+    with gather_of(1) as (_, (writer,)), refuses(WrongRole):
+        first_ready([writer], 0)
 
 
 def test_the_end_is_awaited() -> None:

@@ -554,7 +554,7 @@ def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: 
 
         first = attach(0)
         with monkeypatch.context() as patch:
-            where = shared_reader.ring_handle if step == "validate" else NetworkReader.attach_at
+            where = shared_reader.address_of if step == "validate" else NetworkReader.attach_at
             patch.setattr(
                 shared_reader if step == "validate" else NetworkReader, where.__name__, die
             )

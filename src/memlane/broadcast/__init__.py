@@ -1,10 +1,10 @@
 """Broadcast: one writer, N readers, every reader gets every message in order."""
 
+from memlane.broadcast.any_queue import first_ready
 from memlane.broadcast.gather import Gather, GatherHandle
 from memlane.broadcast.grouping import in_the_same_node_as
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.queue import MessageQueue
-from memlane.broadcast.ready import first_ready
 from memlane.broadcast.ring import ShmRingBuffer
 from memlane.broadcast.statistics import (
     GatherStatistics,

@@ -1,33 +1,44 @@
-"""What `MessageQueue` and `Gather` have in common: iterating, awaiting, and how a block ends."""
+"""What `MessageQueue` and `Gather` have in common: roles, iterating, awaiting, the end of a block;
+and waiting for many of them at once."""
 
 from __future__ import annotations
 
+import select
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from math import ceil
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+from memlane._base.deadline import Deadline
 from memlane._base.lifetime import Owned
 from memlane._importing import fork_waits
-from memlane.errors import WriterClosed
+from memlane.broadcast.watching import NOW
+from memlane.errors import InvalidArgument, TimedOut, WriterClosed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import (
         TypeVar,
     )  # a checker has its own; typing's knows defaults from 3.13
 
     from memlane.broadcast.awaiting import Awaiting
-    from memlane.broadcast.local import AwaitableEnd
+    from memlane.broadcast.watching import AwaitableEnd, ReceivingEnd, Watching
 
 
 if TYPE_CHECKING:
     M = TypeVar("M", default=Any)
+    Queue = TypeVar("Queue", bound="AnyQueue[Any]")
 else:
     from typing import TypeVar
 
     M = TypeVar("M")
 
+_LONGEST = 86400.0  # seconds; poll() takes milliseconds as a 32-bit int
+
 
 class AnyEnd(Protocol):
-    """What a queue or gather needs of its end."""
+    """What every queue and gather needs of its end."""
 
     def check(self) -> None: ...
 
@@ -37,21 +48,29 @@ class AnyQueue(Owned, Generic[M]):
 
     _is_closed = False  # through this object
     _awaiting: Awaiting | None = None
+    _watch: Watching | None = None
+    _returned = 0  # when `first_ready` last returned it
+    _reader: ReceivingEnd | None
+    _writer: AwaitableEnd | None
 
     @property
     def _end(self) -> AnyEnd:
         raise NotImplementedError
 
-    def _must_be_reader(self, call: str) -> object:
+    def _must_be_reader(self, call: str) -> ReceivingEnd:
         """Raises WrongRole unless it can `call`."""
+        raise NotImplementedError
+
+    def _must_be_writer(self, call: str) -> AwaitableEnd:
+        """Raises WrongRole unless it can `call`."""
+        raise NotImplementedError
+
+    def _send_now(self, obj: M) -> None:
+        """An attempt of `enqueue`, with the timeout `NOW`. Raises as in the subclass."""
         raise NotImplementedError
 
     def dequeue(self) -> M:
         """Returns the next object. Raises as in the subclass."""
-        raise NotImplementedError
-
-    async def adequeue(self) -> M:
-        """The same, for asyncio. Raises as in the subclass."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -68,14 +87,6 @@ class AnyQueue(Owned, Generic[M]):
     def _check(self) -> None:
         self._end.check()
 
-    def _awaited(self, end: AwaitableEnd) -> Awaiting:
-        if self._awaiting is None:
-            with fork_waits:
-                from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
-
-            self._awaiting = Awaiting(end)
-        return self._awaiting
-
     def __iter__(self) -> Iterator[M]:
         self._must_be_reader("iterate")
         return self
@@ -88,6 +99,45 @@ class AnyQueue(Owned, Generic[M]):
         except StopIteration as error:  # raised by decoding; it must not end the loop
             raise RuntimeError("decoding a message raised StopIteration") from error
 
+    # Awaiting -------------------------------------------------------------------------------
+
+    def _awaited(self, end: AwaitableEnd) -> Awaiting:
+        if self._awaiting is None:
+            with fork_waits:
+                from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
+
+            self._awaiting = Awaiting(end)
+        return self._awaiting
+
+    async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
+        """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        was sent. Encoding and copying happen in the event loop. `timeout` is in seconds.
+
+        Raises:
+            ConcurrentUse: another coroutine awaits this object.
+            MemlaneError: as `enqueue`.
+        """
+        awaited = self._awaited(self._must_be_writer("aenqueue"))
+        await awaited.call(lambda: self._send_now(obj), timeout, is_send=True)
+
+    async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
+        """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        was consumed, and another coroutine may await it at once. Decoding and copying happen in the
+        event loop. `timeout` is in seconds.
+
+        Raises:
+            ConcurrentUse: another coroutine awaits this object.
+            MemlaneError: as `dequeue`.
+        """
+        lends = bool(lend)
+
+        def attempt() -> M:
+            message: M = self._must_be_reader("adequeue").receive(NOW, None, lends)
+            return message
+
+        awaited = self._awaited(self._must_be_reader("adequeue"))
+        return await awaited.call(attempt, timeout, is_send=False)
+
     def __aiter__(self) -> AsyncIterator[M]:
         self._must_be_reader("iterate")
         return self
@@ -99,3 +149,69 @@ class AnyQueue(Owned, Generic[M]):
             raise StopAsyncIteration from None
         except StopAsyncIteration as error:  # raised by decoding; it must not end the loop
             raise RuntimeError("decoding a message raised StopAsyncIteration") from error
+
+    def _watched(self, call: str) -> Watching:
+        """Kept as long as this object: code that has registered the descriptor must see the end,
+        and can unregister it afterwards."""
+        if self._watch is None:
+            self._watch = self._must_be_reader(call).watch()
+        return self._watch
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a message or an end is there, for select, epoll and
+        event loops. It is this object's, and stays open, and readable, when that is closed: never
+        read or close it.
+
+        Then call `dequeue(timeout=0)`, which may still raise `TimedOut`: the descriptor is quiet
+        again within 0.1 s of the last message, and says that a writer has died within a second.
+
+        Raises:
+            WrongRole: this object only sends.
+            WriterClosed: all writers of a gather had closed before it was asked for.
+            Closed: this object was closed, and had no descriptor before.
+            WrongProcess: it was opened before a fork.
+            SystemFault: there is no descriptor or thread left.
+        """
+        if not self._is_closed:
+            self._check()
+        return self._watched("fileno").fileno()
+
+
+_returns = count(1)
+
+
+def first_ready(queues: Iterable[Queue], timeout: float | None = None) -> Queue:
+    """Waits until one of these readers has a message, or an end, and returns its queue or gather.
+
+    Nothing is consumed: call `dequeue` on it. If several are ready, it is the one that was returned
+    longest ago. A queue whose writer has closed or died is ready, too, until you leave it out.
+
+    Args:
+        queues: readers, as many as you like; each has a descriptor (`ulimit -n`).
+        timeout: in seconds; 0 polls.
+
+    Raises:
+        TimedOut: after `timeout` seconds none is ready.
+        InvalidArgument: there is none to wait for.
+        WrongRole, Closed, WrongProcess, SystemFault: as `fileno`, of any of them.
+    """
+    deadline = Deadline(timeout)
+    watched = [(queue, queue._watched("first_ready")) for queue in queues]
+    if not watched:
+        raise InvalidArgument("first_ready needs at least one queue")
+    for queue, _ in watched:
+        queue._check()
+    poller = select.poll()
+    for _, watch in watched:
+        poller.register(watch, select.POLLIN)
+    while True:
+        ready = [queue for queue, watch in watched if watch.is_readable]
+        if ready:
+            first = min(ready, key=lambda queue: queue._returned)
+            first._returned = next(_returns)
+            return first
+        if deadline.has_passed():
+            raise TimedOut(
+                f"timed out after {timeout} s; none of {len(watched)} queues is ready", timeout
+            )
+        poller.poll(ceil(1000 * deadline.left(_LONGEST)))

@@ -12,13 +12,13 @@ from memlane._base.deadline import Deadline
 from memlane._base.descriptors import duplicate
 from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import undone_by
-from memlane.broadcast.local import NOW
+from memlane.broadcast.watching import NOW
 from memlane.errors import ConcurrentUse, TimedOut, system_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memlane.broadcast.local import AwaitableEnd
+    from memlane.broadcast.watching import AwaitableEnd
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_name
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
 from memlane._base.handle_text import check_version, handle_in, handle_text
@@ -18,12 +18,12 @@ from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
 from memlane._native import RingGather, RingReader, RingSegment, RingWriter, after_return
 from memlane.broadcast.any_queue import AnyQueue, M
-from memlane.broadcast.handle import FORMAT_VERSION, checked_rank
-from memlane.broadcast.joint_watch import JointWatch
-from memlane.broadcast.local import NOW, RESERVED_CHUNK_BYTES, LocalEnd, has_ended
+from memlane.broadcast.handle import FORMAT_VERSION, RingAddress, checked_rank, id_in
+from memlane.broadcast.local import RESERVED_CHUNK_BYTES, LocalEnd, has_ended
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import GatherStatistics, WriterStatistics
+from memlane.broadcast.watching import NOW, JointWatch
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -84,19 +84,22 @@ class GatherHandle:
 
     def validate(self) -> None:
         """Raises InvalidArgument unless a gather could have written every field."""
-        try:
-            check_version(self.format_version, FORMAT_VERSION)
-            count = integer_from("n_writer", self.n_writer, 1, _MOST_WRITERS)
-            integer_from("rank", self.rank, 0, count - 1)
-            n_reader, max_chunk_bytes, max_chunks, name = self.buffer_handle
-            ring_geometry(n_reader, max_chunk_bytes, max_chunks)
-            segment_name(name)
-            codec_of(self.serializer)
-            integer_from("max_extent_bytes", self.max_extent_bytes, 0)
-            if n_reader != 1 or len(bytes.fromhex(self.queue_id)) != 16:
-                raise InvalidArgument("this handle was not made by a gather")
-        except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidArgument(f"this handle was not made by a gather: {error}") from None
+        _ring_of(self)
+
+
+def _ring_of(handle: GatherHandle) -> RingAddress:
+    """The ring of the handle's writer; raises InvalidArgument if no gather can have made it."""
+    try:
+        check_version(handle.format_version, FORMAT_VERSION)
+        count = integer_from("n_writer", handle.n_writer, 1, _MOST_WRITERS)
+        integer_from("rank", handle.rank, 0, count - 1)
+        n_reader, max_chunk_bytes, max_chunks, name = handle.buffer_handle
+        geometry = ring_geometry(n_reader, max_chunk_bytes, max_chunks)
+        codec = codec_of(handle.serializer)
+        integer_from("max_extent_bytes", handle.max_extent_bytes, 0)
+        return RingAddress(geometry, name, id_in(handle.queue_id), codec, (0,))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgument(f"this handle was not made by a gather: {error}") from None
 
 
 class _Ring(LocalEnd[RingReader]):
@@ -114,14 +117,14 @@ class _Ring(LocalEnd[RingReader]):
 
 
 class _Writer(LocalEnd[RingWriter]):
-    def __init__(self, handle: GatherHandle) -> None:
-        *numbers, name = handle.buffer_handle
-        codec, geometry = codec_of(handle.serializer), ring_geometry(*numbers)
+    def __init__(self, handle: GatherHandle, ring: RingAddress) -> None:
         self.rank = handle.rank
         pool = min(handle.max_extent_bytes, MAX_SEGMENT_BYTES)
         try:
-            segment = RingSegment.attach(geometry, name, bytes.fromhex(handle.queue_id), 0)
-            super().__init__(segment, lambda: RingWriter(segment, [0], codec, pool, False))
+            segment = RingSegment.attach(ring.geometry, ring.name, ring.queue_id, 0)
+            super().__init__(
+                segment, lambda: RingWriter(segment, ring.ranks, ring.codec, pool, False)
+            )
             self.native.expect(1 + handle.n_writer)
         except RankTaken as error:
             raise RankTaken(f"writer {self.rank} cannot attach: {error}") from None
@@ -371,6 +374,8 @@ class Gather(AnyQueue[M]):
     As of a queue, one thread at a time may use it in a process; `close()` may be called from any.
     """
 
+    _reader: _Reader | None
+    _writer: _Writer | None
     _instead_of_pickling = (
         "send export_handle(rank), and call Gather.create_from_handle(handle, rank) in the writer"
     )
@@ -403,11 +408,11 @@ class Gather(AnyQueue[M]):
         """
         if not isinstance(handle, GatherHandle):
             raise InvalidType(f"a GatherHandle is needed, not {type(handle).__name__}")
-        handle.validate()
+        ring = _ring_of(handle)
         if checked_rank(rank) != handle.rank:
             raise InvalidArgument(f"this handle is writer {handle.rank}'s, not writer {rank}'s")
         gather = cls.__new__(cls)
-        gather._setup(None, _Writer(handle))
+        gather._setup(None, _Writer(handle, ring))
         return gather
 
     def _setup(self, reader: _Reader | None, writer: _Writer | None) -> None:
@@ -496,18 +501,8 @@ class Gather(AnyQueue[M]):
                 raise
             after_return.error = error  # no call, after which another handler could run
 
-    async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
-        """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
-        was sent. `timeout` is in seconds.
-
-        Raises:
-            ConcurrentUse: another coroutine awaits this gather.
-            MemlaneError: as `enqueue`.
-        """
-        self._must_be_writer("aenqueue")
-        await self._awaited(self._end).call(
-            lambda: Gather.enqueue(self, obj, NOW), timeout, is_send=True
-        )
+    def _send_now(self, obj: M) -> None:
+        Gather.enqueue(self, obj, NOW)
 
     # The reader ----------------------------------------------------------------------------------
 
@@ -567,29 +562,3 @@ class Gather(AnyQueue[M]):
         reader = self._reader or self._must_be_reader("dequeue")
         message: M = reader.receive(timeout, cancel, bool(lend))  # what that raises ends no ring
         return message
-
-    async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
-        """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
-        was consumed. `timeout` is in seconds.
-
-        Raises:
-            ConcurrentUse: another coroutine awaits this gather.
-            MemlaneError: as `dequeue`.
-        """
-        reader, lends = self._must_be_reader("adequeue"), bool(lend)
-        message: M = await self._awaited(self._end).call(
-            lambda: reader.receive(NOW, None, lends), timeout, is_send=False
-        )
-        return message
-
-    def fileno(self) -> int:
-        """A descriptor that is readable while a message or an end of any writer is there, for
-        select, epoll and event loops; as `MessageQueue.fileno`.
-
-        Raises:
-            WrongRole: this is a writer.
-            WriterClosed: all writers had closed before it was asked for.
-            Closed: this gather was closed, and had no descriptor before.
-            SystemFault: there is no descriptor or thread left.
-        """
-        return self._must_be_reader("fileno").watch().fileno()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.diagnosis import warn
@@ -14,12 +14,36 @@ from memlane.broadcast.ring import ShmRingBuffer
 from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
 
 if TYPE_CHECKING:
-    from memlane.broadcast.network.writer import NetworkWriter
-    from memlane.broadcast.queue import MessageQueue
+    from collections.abc import Callable
+
     from memlane.groups.collectives import Collectives
 
 DEFAULT_TIMEOUT = 300.0
-Queue = TypeVar("Queue", bound="MessageQueue[Any]")
+
+
+class AnEnd(Protocol):
+    """One end of a queue that a group builds."""
+
+    def export_handle(self, rank: int) -> Handle: ...
+    def wait_until_ready(self, timeout: float | None) -> None: ...
+    def close(self) -> None: ...
+
+
+Queue = TypeVar("Queue", bound=AnEnd)
+
+
+class Readers(NamedTuple):
+    """The readers that a writer is to have.
+
+    Attributes:
+        number: of all.
+        local: ranks of those that share its memory.
+        unshared: ranks of those that are alone on another host.
+    """
+
+    number: int
+    local: list[int]
+    unshared: list[int]
 
 
 def in_the_same_node_as(
@@ -50,59 +74,55 @@ def in_the_same_node_as(
 
 
 def queue_over_group(
-    cls: type[Queue],
     pg: Any,
-    max_chunk_bytes: int,
-    max_chunks: int,
     writer_rank: int,
     timeout: float | None,
-    relay: bool,
-    options: dict[str, Any],
+    *,
+    relays: bool,
+    make: Callable[[Readers], Queue],
+    attach: Callable[[Handle, int, float | None], Queue],
 ) -> Queue:
-    """`MessageQueue.create_from_process_group`."""
+    """`MessageQueue.create_from_process_group`: `make` makes the writer's end, and `attach` that of
+    the reader with a handle, a rank and so many seconds."""
     with fork_waits:
         from memlane.groups import collectives_of
 
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
         writer = _checked_rank("writer_rank", writer_rank, group)
         if group.size == 1:
-            return cls(0, 0, None, max_chunk_bytes, max_chunks, **options)
+            return make(Readers(0, [], []))
         is_local = _same_node(group, writer)
-        readers = [rank for rank in range(group.size) if rank != writer]
-        local = [rank for rank in readers if is_local[rank]]
-        remote = [rank for rank in readers if not is_local[rank]]
-        alone = _alone(group, remote) if relay and len(remote) > 1 else []
+        ranks = [rank for rank in range(group.size) if rank != writer]
+        remote = [rank for rank in ranks if not is_local[rank]]
+        unshared = _unshared(group, remote) if relays and len(remote) > 1 else []
+        readers = Readers(len(ranks), [rank for rank in ranks if is_local[rank]], unshared)
         ends: list[Queue] = []
 
         def keep(queue: Queue) -> None:
             failing.callback(queue.close)
             ends.append(queue)
 
-        def make() -> list[str]:
-            numbers = (len(readers), len(local), local, max_chunk_bytes, max_chunks)
-            queue = cls(*numbers, relay=relay, **options)
-            keep(queue)
-            for rank in alone:
-                cast("NetworkWriter", queue._writer).expect_alone(rank)
+        def handles() -> list[str]:
+            keep(make(readers))
             return [
-                "" if rank == writer else queue.export_handle(rank).to_json()
+                "" if rank == writer else ends[0].export_handle(rank).to_json()
                 for rank in range(group.size)
             ]
 
-        def attach() -> None:
+        def attached() -> None:
             if group.rank != writer:
                 left = group.deadline.timeout_left()
-                keep(cls.create_from_handle(Handle.from_json(text), group.rank, timeout=left))
+                keep(attach(Handle.from_json(text), group.rank, left))
 
-        text = group.scatter(writer, make)
-        group.gather(attach)
+        text = group.scatter(writer, handles)
+        group.gather(attached)
         # A collective step: otherwise a writer could return and close before all ranks are ready.
         group.gather(lambda: ends[0].wait_until_ready(group.deadline.timeout_left()))
         failing.pop_all()
         return ends[0]
 
 
-def _alone(group: Collectives, remote: list[int]) -> list[int]:
+def _unshared(group: Collectives, remote: list[int]) -> list[int]:
     """The remote ranks without another remote rank on their host."""
     with fork_waits:
         from memlane.broadcast.network.shared_reader import where_memory_is_shared

@@ -1,30 +1,93 @@
-"""Handle: what a reader needs to attach to a queue, sent between processes."""
+"""Handle: what a reader needs to attach to a queue, sent between processes; and what it becomes
+there, once, for all ends: an address, checked and frozen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text
 from memlane._base.serialization import codec_of
-from memlane._importing import fork_waits
+from memlane.broadcast.options import NetworkAddress, endpoint_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
+
+if TYPE_CHECKING:
+    from memlane._base.serialization import Codec
+    from memlane._native import RingGeometry
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
 # 7 frames of several messages, 8 has local_openings.
 FORMAT_VERSION = 8
+_DIGITS = frozenset("0123456789abcdef")
 
 
-def checked_handle(handle: object) -> Handle:
-    """Returns `handle` if a queue can have made it; raises otherwise."""
+@dataclass(frozen=True)
+class RingAddress:
+    """A ring in shared memory, and its readers. Raises unless a queue could have made it.
+
+    Attributes:
+        name: of its segment.
+        queue_id: 16 bytes; a segment of another queue is refused.
+        codec: for the messages.
+        ranks: of its readers, by place.
+        openings: how often each place was opened again; empty: none was.
+        writer_file: (pid, descriptor) of the ring in its writer's process, or None.
+        origin: (pid, address) of the writer whose messages a relay puts here, or None.
+    """
+
+    geometry: RingGeometry
+    name: str
+    queue_id: bytes
+    codec: Codec
+    ranks: tuple[int, ...]
+    openings: tuple[int, ...] = ()
+    writer_file: tuple[int, int] | None = None
+    origin: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        segment_name(self.name)
+        if self.geometry.n_reader != len(self.ranks):
+            raise InvalidArgument(
+                f"the handle's ring is for {self.geometry.n_reader} readers, but it names "
+                f"{len(self.ranks)} ranks"
+            )
+
+    def opening(self, place: int) -> int:
+        return self.openings[place] if self.openings else 0
+
+
+@dataclass(frozen=True)
+class QueueAddress:
+    """A handle that was checked, in the form that ends take: the ring of the readers on the
+    writer's host, and the network of the others."""
+
+    ranks: tuple[int, ...]
+    ring: RingAddress | None
+    network: NetworkAddress | None
+
+
+def address_in(handle: object) -> QueueAddress:
+    """Unpacks `handle`; raises if no queue can have made it."""
     if not isinstance(handle, Handle):
         hint = "; parse its text with Handle.from_json()" if isinstance(handle, str) else ""
         raise InvalidType(f"a Handle is needed, not {type(handle).__name__}{hint}")
-    handle.validate()
-    return handle
+    try:
+        return handle._unpacked()
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, MemlaneError):
+            raise
+        raise InvalidArgument(f"this handle was not made by a queue: {error}") from None
+
+
+def id_in(digits: object) -> bytes:
+    """The 16 bytes of a queue's id; raises InvalidArgument if there are none."""
+    if not isinstance(digits, str) or len(digits) != 32 or not set(digits) <= _DIGITS:
+        raise InvalidArgument(f"the handle's queue_id is not 32 hexadecimal digits: {digits!r}")
+    return bytes.fromhex(digits)
 
 
 @dataclass
@@ -84,65 +147,76 @@ class Handle:
 
     def validate(self) -> None:
         """Raises unless every field has a value that a queue could have written."""
-        try:
-            self._validate()
-        except (TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, MemlaneError):
-                raise
-            raise InvalidArgument(f"this handle was not made by a queue: {error}") from None
+        address_in(self)
 
-    def _validate(self) -> None:
+    def _unpacked(self) -> QueueAddress:
         check_version(self.format_version, FORMAT_VERSION)
-        digits = self.queue_id if isinstance(self.queue_id, str) else ""
-        if len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
-            raise InvalidArgument(f"the handle's queue_id is not 32 hexadecimal digits: {self!r}")
-        codec_of(self.serializer)
         check_sequences(
             *(self, "local_reader_ranks", "buffer_handle", "local_openings"),
             *("remote_reader_keys", "writer_file", "relay_of"),
         )
-        for rank in self.local_reader_ranks:
-            checked_rank(rank)
-        if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):
-            raise InvalidArgument(f"the handle names a rank twice: {self.local_reader_ranks}")
+        queue_id, codec, ranks = id_in(self.queue_id), codec_of(self.serializer), self._ranks()
+        ring = network = None
+        origins = self._openings(), self._writer_file(), self._origin()
         if self.buffer_handle is not None:
             n_reader, max_chunk_bytes, max_chunks, name = self.buffer_handle
-            ring_geometry(n_reader, max_chunk_bytes, max_chunks)
-            segment_name(name)
-            if n_reader != len(self.local_reader_ranks):
-                raise InvalidArgument(
-                    f"the handle's ring is for {n_reader} readers, but it names "
-                    f"{len(self.local_reader_ranks)} ranks"
-                )
-        elif self.local_reader_ranks:
+            geometry = ring_geometry(n_reader, max_chunk_bytes, max_chunks)
+            ring = RingAddress(geometry, name, queue_id, codec, ranks, *origins)
+        elif ranks:
             raise InvalidArgument("the handle names local readers, but no ring")
+        if self.remote_subscribe_addr is not None:
+            if not self.remote_server_key and self.serializer != "msgpack":
+                raise InvalidArgument(
+                    "the handle has no remote_server_key, as only a queue with "
+                    'insecure_network=True and serializer="msgpack" does without, and its '
+                    f"serializer is {self.serializer!r}; send the whole handle, as pickle or "
+                    f"to_json() give it"
+                )
+            network = NetworkAddress(
+                endpoint_of(self.remote_subscribe_addr),
+                self.queue_id,
+                codec,
+                ranks,
+                self.n_remote_reader,
+                self.remote_liveness,
+                self.remote_server_key,
+                self.remote_reader_keys,
+            )
+        return QueueAddress(ranks, ring, network)
+
+    def _ranks(self) -> tuple[int, ...]:
+        ranks = tuple(checked_rank(rank) for rank in self.local_reader_ranks)
+        if len(set(ranks)) != len(ranks):
+            raise InvalidArgument(f"the handle names a rank twice: {self.local_reader_ranks}")
+        return ranks
+
+    def _openings(self) -> tuple[int, ...]:
         if self.local_openings and len(self.local_openings) != len(self.local_reader_ranks):
             raise InvalidArgument(
                 f"the handle has openings of {len(self.local_openings)} places, but names "
                 f"{len(self.local_reader_ranks)} local readers"
             )
-        for opening in self.local_openings:
+        return tuple(
             integer_from("an opening in the handle", opening, 0, 2**32 - 1)
-        if self.writer_file is not None:
-            pid, file = self.writer_file
-            integer_from("the pid in the handle's writer_file", pid, 1, 2**31 - 1)
-            integer_from("the descriptor in the handle's writer_file", file, 0, 2**31 - 1)
-        if self.relay_of is not None:
-            pid, address = self.relay_of
-            if not isinstance(pid, int) or not isinstance(address, str):
-                raise InvalidArgument(f"the handle's relay_of names no writer: {self.relay_of!r}")
-        if self.remote_subscribe_addr is not None:
-            with fork_waits:
-                from memlane.broadcast.addresses import check_network
+            for opening in self.local_openings
+        )
 
-            check_network(
-                self.remote_subscribe_addr,
-                self.n_remote_reader,
-                self.remote_liveness,
-                self.remote_server_key,
-                self.remote_reader_keys,
-                self.serializer,
-            )
+    def _writer_file(self) -> tuple[int, int] | None:
+        if self.writer_file is None:
+            return None
+        pid, file = self.writer_file
+        return (
+            integer_from("the pid in the handle's writer_file", pid, 1, 2**31 - 1),
+            integer_from("the descriptor in the handle's writer_file", file, 0, 2**31 - 1),
+        )
+
+    def _origin(self) -> tuple[int, str] | None:
+        if self.relay_of is None:
+            return None
+        pid, address = self.relay_of
+        if not isinstance(pid, int) or not isinstance(address, str):
+            raise InvalidArgument(f"the handle's relay_of names no writer: {self.relay_of!r}")
+        return pid, address
 
 
 def checked_rank(rank: object) -> int:

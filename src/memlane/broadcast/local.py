@@ -17,13 +17,19 @@ from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of, not_readmitted
 from memlane._base.processes import is_ending, waits_for_its_end
 from memlane._base.segments import name_of
-from memlane._base.serialization import Codec, codec_of
+from memlane._base.serialization import Codec
 from memlane._base.survivors import survivor
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
-from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
-from memlane.errors import Closed, InvalidArgument, RankTaken, SegmentMissing, WrongProcess
+from memlane.broadcast.watching import AwaitableEnd, ReceivingEnd, ShownWatch
+from memlane.errors import (
+    Closed,
+    InvalidArgument,
+    RankTaken,
+    SegmentMissing,
+    WrongProcess,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -33,8 +39,9 @@ if TYPE_CHECKING:
     import zmq
 
     from memlane._native import ViewLease
-    from memlane.broadcast.handle import Handle
+    from memlane.broadcast.handle import RingAddress
     from memlane.broadcast.statistics import ReaderState
+    from memlane.broadcast.watching import Watching
     from memlane.errors import MemlaneError
 
 # Reserved of each chunk when the queue is created; the rest follows when a message needs it. With
@@ -44,40 +51,9 @@ RESERVED_CHUNK_BYTES = 64 * 1024
 RESERVED_OF_LATEST = 4096
 
 
-NOW = float("0")
 _LONGEST_END = 1.0  # seconds that a process which has begun to end is waited for
-"""The timeout of an attempt of a call that is awaited, and of its TimedOut: that of an error of a
-message's own is another object."""
 
 Native = TypeVar("Native", RingWriter, RingReader)
-
-
-class Watching(Protocol):
-    """A descriptor for select and epoll, kept open as long as this object."""
-
-    def fileno(self) -> int: ...
-    @property
-    def is_readable(self) -> bool: ...
-
-
-class AwaitableEnd(Protocol):
-    """What awaiting needs of an end."""
-
-    def check(self) -> None: ...
-
-    def signal(self) -> Watching:
-        """Its descriptor is readable once a call should be attempted, and for ever once this end is
-        closed. An attempt, or `is_readable`, makes it quiet."""
-
-    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
-        """Somebody waits for this end, though in no call of it; `is_first`: since the coroutine's
-        call has begun."""
-
-    def stall_line(self, waited: float) -> str | None:
-        """What the log says of a call that has waited that many seconds."""
-
-    def timed_out(self, timeout: float | None) -> MemlaneError:
-        """The error of a call that has waited that long in vain."""
 
 
 class End(Protocol):
@@ -103,7 +79,7 @@ class Sending(Protocol):
     def has_sent(self) -> bool: ...
 
 
-class WriterEnd(End, Protocol):
+class WriterEnd(End, AwaitableEnd, Protocol):
     """A writer's end. `send` raises as `MessageQueue.enqueue` does, with nothing sent unless a
     signal handler raised and `sending` says otherwise."""
 
@@ -118,17 +94,11 @@ class WriterEnd(End, Protocol):
     def secrets_for(self, rank: int | None) -> list[str]: ...
 
 
-class ReaderEnd(End, AwaitableEnd, Protocol):
+class ReaderEnd(End, ReceivingEnd, Protocol):
     """A reader's end. `receive` is `MessageQueue.dequeue`; its last argument is `lend`."""
 
     @property
-    def receive(self) -> Callable[[float | None, threading.Event | None, bool], Any]: ...
-    @property
     def rank(self) -> int: ...
-    def watch(self) -> Watching:
-        """Its descriptor is readable while a call would not wait, and for ever once this end is
-        closed."""
-
     @property
     def geometry(self) -> RingGeometry | None: ...
     def view(
@@ -345,28 +315,23 @@ def has_ended(who: Participant) -> bool:
 class LocalReader(LocalEnd[RingReader]):
     """A reader of a ring."""
 
-    def __init__(self, handle: Handle, place: int) -> None:
-        """Attaches to the handle's ring as the reader at `place`; stays detached if it raises."""
-        *numbers, name = handle.buffer_handle  # type: ignore[misc]  # checked: it has local readers
-        geometry = ring_geometry(*numbers)
-        ranks, origin = handle.local_reader_ranks, handle.relay_of
-        self.rank = rank = ranks[place]
-        self.geometry: RingGeometry | None = geometry
-        opening = handle.local_openings[place] if handle.local_openings else 0
-        codec = codec_of(handle.serializer)
-        queue_id = bytes.fromhex(handle.queue_id)
+    def __init__(self, ring: RingAddress, place: int) -> None:
+        """Attaches to the ring as the reader at `place`; stays detached if it raises."""
+        self.rank = rank = ring.ranks[place]
+        self.geometry: RingGeometry | None = ring.geometry
+        opening = ring.opening(place)
+        at = ring.geometry, ring.name, ring.queue_id, 1 + place
         try:
             try:
-                segment = RingSegment.attach(geometry, name, queue_id, slot=1 + place)
+                segment = RingSegment.attach(*at)
             except SegmentMissing:
-                if handle.writer_file is None:
+                if ring.writer_file is None:
                     raise
-                pid, file = handle.writer_file
-                segment = RingSegment.attach_through(
-                    pid, file, geometry, name, queue_id, slot=1 + place
-                )
+                pid, file = ring.writer_file
+                segment = RingSegment.attach_through(pid, file, *at)
             super().__init__(
-                segment, lambda: RingReader(segment, ranks, codec, place, opening, origin)
+                segment,
+                lambda: RingReader(segment, ring.ranks, ring.codec, place, opening, ring.origin),
             )
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
@@ -482,6 +447,18 @@ class LonelyWriter:
         self._is_closed = True
 
     abandon = close
+
+    def signal(self) -> Watching:
+        return ShownWatch()
+
+    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
+        """Nothing waits for this end."""
+
+    def stall_line(self, _waited: float) -> str | None:
+        return None
+
+    def timed_out(self, timeout: float | None) -> MemlaneError:
+        raise NotImplementedError
 
 
 def _reader_statistics(

@@ -1,11 +1,19 @@
-"""A writer's options for readers on other hosts; checked even if it has none."""
+"""What a queue says of its network: its writer's options, and the address that a handle has of it.
+
+Both are checked when they are made, also where there is no network: nothing here opens a socket.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
+from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from memlane._base.serialization import Codec
 
 LEAST_LIVENESS, MOST_LIVENESS = 0.5, 86_400.0
 
@@ -39,6 +47,88 @@ class RemoteOptions:
             if not isinstance(value, bool):
                 raise InvalidType(f"{name} must be True or False, not {value!r}")
         check_security(self.insecure, self.serializer)
+
+
+class Endpoint(NamedTuple):
+    """An address as text for ZeroMQ, and its parts."""
+
+    text: str
+    host: str
+    port: int
+    is_ipv6: bool
+
+
+@dataclass(frozen=True)
+class NetworkAddress:
+    """How readers on other hosts reach a writer. Raises unless a queue could have made it.
+
+    Attributes:
+        queue_id: in hexadecimal.
+        codec: for the messages.
+        local_ranks: ranks of readers on the writer's host, which are not among the others.
+        places: number of readers on other hosts.
+        liveness: seconds after which an unreachable peer counts as dead.
+        server_key: the writer's public key; empty if the network is plaintext.
+        secrets: of all places, or of one.
+    """
+
+    endpoint: Endpoint
+    queue_id: str
+    codec: Codec
+    local_ranks: tuple[int, ...]
+    places: int
+    liveness: float
+    server_key: str = field(repr=False)
+    secrets: list[str] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.server_key, str):
+            raise InvalidType("the handle's remote_server_key must be text")
+        checked_liveness(self.liveness)
+        places = integer_from("n_remote_reader", self.places, 1)
+        if not isinstance(self.secrets, list) or len(self.secrets) > places:
+            raise InvalidArgument(f"the handle must have at most {places} keys of remote readers")
+        if self.server_key and not all(map(_is_key, (self.server_key, *self.secrets))):
+            raise InvalidArgument("a key in the handle is not a CURVE key")
+        if not all(isinstance(secret, str) and len(secret) <= 64 for secret in self.secrets):
+            raise InvalidArgument("a key in the handle was not made by memlane")
+
+
+def endpoint_of(text: object) -> Endpoint:
+    """Parses `tcp://host:port`; InvalidArgument for anything else."""
+    with fork_waits:
+        import ipaddress  # only handles with a network need it
+
+    if not isinstance(text, str):
+        raise InvalidType("the handle's address must be text")
+    scheme, _, rest = text.partition("://")
+    host, _, port = rest.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        is_ipv6 = ipaddress.ip_address(bare).version == 6
+        is_known = scheme == "tcp" and port.isdecimal() and 0 < int(port) < 1 << 16
+    except ValueError:
+        is_known = False
+    if not is_known or bracketed(bare) != host:
+        raise InvalidArgument(f"the handle's address is not tcp://host:port, but {text!r}")
+    return Endpoint(text, bare, int(port), is_ipv6)
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_key(text: object) -> bool:
+    """Whether it is a CURVE key, as text."""
+    if not isinstance(text, str) or len(text) != 40:
+        return False
+    with fork_waits:
+        from zmq.utils import z85
+
+    try:
+        return len(z85.decode(text.encode("ascii"))) == 32
+    except (ValueError, KeyError, UnicodeError):
+        return False
 
 
 def checked_liveness(seconds: object) -> float:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
+from memlane._base.lifetime import undone_by
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
 from memlane._importing import fork_waits
 from memlane._native import after_return
 from memlane.broadcast.any_queue import AnyQueue, M
-from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
-from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
+from memlane.broadcast.grouping import DEFAULT_TIMEOUT, Readers, queue_over_group
+from memlane.broadcast.handle import Handle, address_in, checked_rank, checked_ranks
 from memlane.broadcast.local import (
-    NOW,
     LocalReader,
     LocalWriter,
     LonelyWriter,
@@ -33,6 +33,7 @@ from memlane.broadcast.ring import (
     chunks_for,
     ring_geometry,
 )
+from memlane.broadcast.watching import NOW
 from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WrongRole
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     import zmq
 
     from memlane._native import RingGeometry
-    from memlane.broadcast.local import AwaitableEnd, End, ReaderEnd, Watching, WriterEnd
+    from memlane.broadcast.local import End, ReaderEnd, WriterEnd
+    from memlane.broadcast.network.writer import NetworkWriter
     from memlane.broadcast.statistics import QueueStatistics
 
 
@@ -136,6 +138,8 @@ class MessageQueue(AnyQueue[M]):
     garbage-collected without it is reported as dead. For SIGTERM, see `help(memlane)`.
     """
 
+    _reader: ReaderEnd | None
+    _writer: WriterEnd | None
     _instead_of_pickling = (
         "send export_handle(rank), and call create_from_handle(handle, rank) in the receiver"
     )
@@ -223,18 +227,18 @@ class MessageQueue(AnyQueue[M]):
             AccessRefused: the peer there is not the queue's writer, or does not accept this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
-        handle, rank = checked_handle(handle), checked_rank(rank)
+        address, rank = address_in(handle), checked_rank(rank)
         seconds_of(timeout)
         end: ReaderEnd
-        if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
-            end = LocalReader(handle, handle.local_reader_ranks.index(rank))
-        elif handle.remote_subscribe_addr is not None:
+        if address.ring is not None and rank in address.ranks:
+            end = LocalReader(address.ring, address.ranks.index(rank))
+        elif address.network is not None:
             with fork_waits:
                 from memlane.broadcast.network.shared_reader import remote_reader
 
-            end = remote_reader(handle, rank, timeout)
+            end = remote_reader(address.network, rank, timeout)
         else:
-            raise no_such_reader(rank, handle.local_reader_ranks)
+            raise no_such_reader(rank, address.ranks)
         queue = cls.__new__(cls)
         queue._setup(handle, end.geometry, None, end)
         return queue
@@ -272,8 +276,29 @@ class MessageQueue(AnyQueue[M]):
                 unchanged. Nothing is left behind on any rank.
             InvalidArgument: there is no such rank.
         """
-        geometry = (max_chunk_bytes, max_chunks)
-        return queue_over_group(cls, pg, *geometry, writer_rank, timeout, relay, options)
+        return queue_over_group(
+            pg,
+            writer_rank,
+            timeout,
+            relays=relay,
+            make=lambda readers: cls._for_readers(
+                readers, max_chunk_bytes, max_chunks, relay=relay, **options
+            ),
+            attach=lambda handle, rank, left: cls.create_from_handle(handle, rank, timeout=left),
+        )
+
+    @classmethod
+    def _for_readers(
+        cls, readers: Readers, max_chunk_bytes: int, max_chunks: int, **options: Any
+    ) -> Self:
+        """The writer's end of a queue with these readers."""
+        local = readers.local
+        counts = readers.number, len(local), local or None
+        queue = cls(*counts, max_chunk_bytes, max_chunks, **options)
+        if readers.unshared:
+            with undone_by(queue.close):
+                cast("NetworkWriter", queue._writer).expect_unshared(readers.unshared)
+        return queue
 
     def _setup(
         self,
@@ -304,8 +329,6 @@ class MessageQueue(AnyQueue[M]):
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
-        self._watch: Watching | None = None
-        self._turn = 0  # when `first_ready` last returned it
         if end is not None:
             self._own(end.abandon)
 
@@ -424,63 +447,6 @@ class MessageQueue(AnyQueue[M]):
             f"readers {self.handle.local_reader_ranks}>"
         )
 
-    # Awaiting -------------------------------------------------------------------------------
-
-    def _watch_of(self, call: str) -> Watching:
-        """Kept as long as this object: whoever has registered the descriptor must hear of the end,
-        and can unregister it afterwards."""
-        if self._watch is None:
-            self._watch = self._must_be_reader(call).watch()
-        return self._watch
-
-    async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
-        """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
-        was sent. Encoding and copying happen in the event loop. `timeout` is in seconds.
-
-        Raises:
-            ConcurrentUse: another coroutine awaits this queue.
-            MemlaneError: as `enqueue`.
-        """
-        writer = self._must_be_writer("aenqueue")
-        if isinstance(writer, LonelyWriter):  # never waits
-            writer.send(obj, timeout)
-            return
-        awaited = self._awaited(cast("AwaitableEnd", writer))  # as the others are
-        await awaited.call(lambda: MessageQueue.enqueue(self, obj, NOW), timeout, is_send=True)
-
-    async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
-        """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
-        was consumed, and the queue is free at once. Decoding and copying happen in the event loop.
-        `timeout` is in seconds.
-
-        Raises:
-            ConcurrentUse: another coroutine awaits this queue.
-            MemlaneError: as `dequeue`.
-        """
-        reader = self._must_be_reader("adequeue")
-        message: M = await self._awaited(reader).call(
-            lambda: reader.receive(NOW, None, lend), timeout, is_send=False
-        )
-        return message
-
-    def fileno(self) -> int:
-        """A descriptor that is readable while a message or an end is there, for select, epoll and
-        event loops. It is this object's, and stays open, and readable, when the queue is closed:
-        never read or close it.
-
-        Then call `dequeue(timeout=0)`, which may still raise `TimedOut`: the descriptor is quiet
-        again within 0.1 s of the last message, and says that a writer has died within a second.
-
-        Raises:
-            WrongRole: this is the writer.
-            Closed: this queue was closed, and had no descriptor before.
-            WrongProcess: it was opened before a fork.
-            SystemFault: there is no descriptor or thread left.
-        """
-        if not self._is_closed:
-            self._check()
-        return self._watch_of("fileno").fileno()
-
     # The writer -----------------------------------------------------------------------------
 
     def _must_be_writer(self, call: str) -> WriterEnd:
@@ -530,6 +496,9 @@ class MessageQueue(AnyQueue[M]):
             if self._sending is None or not self._sending.has_sent:
                 raise
             after_return.error = error  # no call, after which another handler could run
+
+    def _send_now(self, obj: M) -> None:
+        MessageQueue.enqueue(self, obj, NOW)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.

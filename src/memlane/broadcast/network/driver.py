@@ -34,7 +34,7 @@ from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import is_left_behind, note_exit, start_thread
 from memlane._native import CallGuard, fork_generation
 from memlane._net.contexts import new_context
-from memlane.broadcast.network.watch import NetworkWatch
+from memlane.broadcast.watching import ShownWatch
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -91,7 +91,7 @@ class NetworkEnd(ABC):
         self._closing_event = self._event()
         self._nudge = self._event()
         self._is_nudged = False
-        self._watch: NetworkWatch | None = None
+        self._watch: ShownWatch | None = None
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
         self._served_at = 0.0
         self._ran_at = time.monotonic()
@@ -327,10 +327,10 @@ class NetworkEnd(ABC):
 
     # Watching ---------------------------------------------------------------------------------
 
-    def _new_watch(self) -> NetworkWatch:
+    def _new_watch(self) -> ShownWatch:
         if self._watch is None:
             with self.locked():
-                self._watch = self._watch or NetworkWatch()
+                self._watch = self._watch or ShownWatch()
                 if self._closing:  # since
                     self._watch.end()
         return self._watch

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import blocked, no_memory
 from memlane._base.naming import names_of
-from memlane._base.serialization import codec_of
 from memlane._native import fork_generation
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
 from memlane._net.tcp import Connection
-from memlane.broadcast.addresses import endpoint_of
-from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.network.driver import NetworkEnd, logger, timed_out
-from memlane.broadcast.network.endpoint import is_deserted
-from memlane.broadcast.network.transport import Connecting
+from memlane.broadcast.network.transport import Connecting, is_deserted
 from memlane.broadcast.protocol.message import decode
 from memlane.broadcast.protocol.reader_session import SMALL_KINDS, ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
+from memlane.broadcast.watching import JointWatch
 from memlane.errors import (
     Closed,
     CorruptMessage,
@@ -39,11 +36,11 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from memlane.broadcast.handle import Handle
     from memlane.broadcast.network.driver import Asked
-    from memlane.broadcast.network.watch import NetworkWatch
+    from memlane.broadcast.options import NetworkAddress
     from memlane.broadcast.protocol.frames import ReportRow, Ring
     from memlane.broadcast.protocol.message import Message
+    from memlane.broadcast.watching import ShownWatch
 
 
 _AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
@@ -72,7 +69,7 @@ class NetworkReader(NetworkEnd):
     """Takes one writer's messages, each once and in order.
 
     Args:
-        handle: of the queue.
+        address: of the queue's writer.
         rank: of this reader.
         secret: of the place that it asks for.
         host: readers with the same text may share memory; empty: shares none.
@@ -96,20 +93,20 @@ class NetworkReader(NetworkEnd):
 
     def __init__(
         self,
-        handle: Handle,
+        address: NetworkAddress,
         rank: int,
         secret: str,
         host: str = "",
         deadline: Deadline = NEVER,
     ) -> None:
-        if handle.remote_server_key:
+        if address.server_key:
             need_curve()
-        self.endpoint = endpoint_of(handle.remote_subscribe_addr or "")
+        self.endpoint = address.endpoint
         super().__init__(f"reader-{rank}")
         self.rank, self._waits = rank, 0
-        self._codec = codec_of(handle.serializer)
+        self._codec = address.codec
         self._position_behind: Callable[[], int | None] = lambda: None  # in its relay's ring
-        self.bound = handle.remote_liveness
+        self.bound = address.liveness
         self._recent = min(_RECENT, self.bound / 4)
         self._connection: Connection | None = None
         self._has_news = self._was_interrupted = self._lacks_memory = False
@@ -125,11 +122,11 @@ class NetworkReader(NetworkEnd):
         self._is_shown = False  # the descriptor knows that the next one is returned
         with self._opening():
             self.session = ReaderSession(
-                handle.queue_id,
+                address.queue_id,
                 rank,
                 os.getpid(),
                 os.urandom(16),
-                "" if handle.remote_server_key else secret,
+                "" if address.server_key else secret,
                 host,
                 self.endpoint.text,
                 self.bound,
@@ -137,7 +134,7 @@ class NetworkReader(NetworkEnd):
             )
             self._news = self._event()
             self.transport = Connecting(
-                self._context, self.endpoint, handle.remote_server_key, secret, self.bound
+                self._context, self.endpoint, address.server_key, secret, self.bound
             )
             self._call_poller = self._poller(self.transport.news, self._news)
             self._quiet_poller = self._poller(*self.transport.quiet, self._nudge)
@@ -394,7 +391,7 @@ class NetworkReader(NetworkEnd):
 
     # Watching -----------------------------------------------------------------------------------
 
-    def watch(self) -> NetworkWatch:
+    def watch(self) -> ShownWatch:
         """From now on the thread receives at once, unless a call does."""
         watch = self._new_watch()
         with self.locked():

@@ -26,9 +26,8 @@ from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.segments import new_id
-from memlane._base.serialization import codec_of
 from memlane._native import Encoder, Outgoing
-from memlane.broadcast.handle import Handle
+from memlane.broadcast.handle import RingAddress, id_in
 from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.protocol.frames import Absent, Kind, ReportRow, Ring
 from memlane.broadcast.protocol.message import Message, split
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memlane.broadcast.network.reader import NetworkReader
+    from memlane.broadcast.options import NetworkAddress
 
 logger = logging.getLogger("memlane")
 
@@ -62,13 +62,15 @@ _LAST_WORDS = 2.0  # seconds for the last report, after which the process may en
 _KEEP_BYTES = 256 * 1024 * 1024
 
 
-def ring_handle(handle: Handle, ring: Ring, writer_pid: int) -> Handle:
-    return Handle(
-        local_reader_ranks=ring.ranks,
-        buffer_handle=(len(ring.ranks), ring.max_chunk_bytes, ring.max_chunks, ring.name),
-        queue_id=ring.ring_id,
-        serializer=handle.serializer,
-        relay_of=(writer_pid, handle.remote_subscribe_addr or ""),
+def address_of(ring: Ring, writer: NetworkAddress, writer_pid: int) -> RingAddress:
+    """How readers attach to a relay's ring. Raises InvalidArgument if nobody can have made it."""
+    return RingAddress(
+        ring_geometry(len(ring.ranks), ring.max_chunk_bytes, ring.max_chunks),
+        ring.name,
+        id_in(ring.ring_id),
+        writer.codec,
+        tuple(ring.ranks),
+        origin=(writer_pid, writer.endpoint.text),
     )
 
 
@@ -101,11 +103,12 @@ class Relay:
     The caller owns the stream until `start`.
     """
 
-    def __init__(self, stream: NetworkReader, handle: Handle, plan: Ring) -> None:
+    def __init__(self, stream: NetworkReader, writer: NetworkAddress, plan: Ring) -> None:
         geometry = ring_geometry(len(plan.ranks), plan.max_chunk_bytes, plan.max_chunks)
         ring_id = new_id()
-        codec = codec_of(handle.serializer)
-        self.ring = LocalWriter(geometry, ring_id, plan.ranks, codec, _KEEP_BYTES, has_others=True)
+        self.ring = LocalWriter(
+            geometry, ring_id, plan.ranks, writer.codec, _KEEP_BYTES, has_others=True
+        )
         self.stream = stream
         self._plan = Ring(
             plan.place,
@@ -115,7 +118,7 @@ class Relay:
             self.ring.segment.name,
             ring_id.hex(),
         )
-        self.handle = ring_handle(handle, self._plan, stream.session.writer_pid)
+        self.address = address_of(self._plan, writer, stream.session.writer_pid)
         self._places = list(range(len(plan.ranks)))  # of readers that are here or may attach
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that some reader has yet to read

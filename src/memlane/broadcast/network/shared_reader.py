@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import failure, participant
 from memlane._base.lifetime import undone_by
-from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
-from memlane.broadcast.network.relay import Relay, ring_handle
+from memlane.broadcast.network.relay import Relay, address_of
 from memlane.broadcast.protocol.frames import ReportRow, Ring
 from memlane.broadcast.protocol.places import usual_place
 from memlane.broadcast.protocol.reader_session import PlaceTaken
+from memlane.broadcast.watching import JointWatch
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from memlane._native import RingReader, ViewLease
-    from memlane.broadcast.handle import Handle
-    from memlane.broadcast.local import ReaderEnd, Watching
+    from memlane.broadcast.handle import RingAddress
+    from memlane.broadcast.local import ReaderEnd
+    from memlane.broadcast.options import NetworkAddress
     from memlane.broadcast.statistics import QueueStatistics
+    from memlane.broadcast.watching import Watching
 
 logger = logging.getLogger("memlane")
 
@@ -59,18 +61,18 @@ _NO_RING = (
 )
 
 
-def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd:
+def remote_reader(writer: NetworkAddress, rank: int, timeout: float | None) -> ReaderEnd:
     """Attaches a reader on another host than its writer: over its own connection, or to its host's
     ring, for which it may have to relay. Stays detached if it raises."""
     deadline = Deadline(timeout)
-    stream = _stream_of(handle, rank, deadline)
+    stream = _stream_of(writer, rank, deadline)
     with undone_by(stream.abandon):
         ring = stream.session.ring
         if ring is not None:
             try:
                 if ring.name:
-                    return _reader_behind(stream, handle, ring, deadline)
-                relay = Relay(stream, handle, ring)
+                    return _reader_behind(stream, writer, ring, deadline)
+                relay = Relay(stream, writer, ring)
                 with undone_by(relay.ring.abandon):
                     return RelayingReader(relay, ring.place, stream)
             except _NO_RING as error:
@@ -80,25 +82,25 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
         return stream
 
 
-def _stream_of(handle: Handle, rank: int, deadline: Deadline) -> NetworkReader:
+def _stream_of(writer: NetworkAddress, rank: int, deadline: Deadline) -> NetworkReader:
     """Attaches reader `rank` at the first free place, trying its usual one first."""
-    secrets = handle.remote_reader_keys
+    secrets = writer.secrets
     if not secrets:
         raise InvalidArgument(
             f"the handle has no network key, because it was exported for a local reader; attach "
             f"with export_handle({rank})"
         )
     host = where_memory_is_shared()
-    first = min(usual_place(rank, handle.local_reader_ranks), len(secrets) - 1)
+    first = min(usual_place(rank, writer.local_ranks), len(secrets) - 1)
     refused: PlaceTaken | None = None
     for secret in (*secrets[first:], *secrets[:first]):
         try:
-            return NetworkReader(handle, rank, secret, host, deadline)
+            return NetworkReader(writer, rank, secret, host, deadline)
         except PlaceTaken as error:
             refused = refused or error  # the first says why the usual place cannot be had
     if len(secrets) > 1:
         raise RankTaken(
-            f"reader {rank} cannot attach: the queue has {handle.n_remote_reader} remote readers, "
+            f"reader {rank} cannot attach: the queue has {writer.places} remote readers, "
             f"and all of their places are taken: {refused}"
         )
     raise RankTaken(f"reader {rank} cannot attach: {refused}")
@@ -116,11 +118,10 @@ def where_memory_is_shared() -> str:
 
 
 def _reader_behind(
-    stream: NetworkReader, handle: Handle, ring: Ring, deadline: Deadline
+    stream: NetworkReader, writer: NetworkAddress, ring: Ring, deadline: Deadline
 ) -> SharedReader:
     """Attaches to the ring of another reader's relay; returns once the writer knows of it."""
-    there = ring_handle(handle, ring, stream.session.writer_pid)
-    there.validate()
+    there = address_of(ring, writer, stream.session.writer_pid)
     try:
         reader = SharedReader(there, ring.place, stream)
     except RankTaken as error:  # taken by a reader that died before the writer knew of it
@@ -158,8 +159,8 @@ class _Parting:
 class SharedReader(LocalReader):
     """Reads from its relay's ring; when the relay ends, over the connection that it has kept."""
 
-    def __init__(self, handle: Handle, place: int, stream: NetworkReader) -> None:
-        super().__init__(handle, place)
+    def __init__(self, ring: RingAddress, place: int, stream: NetworkReader) -> None:
+        super().__init__(ring, place)
         self.socket = stream.socket
         self._stream = stream
         stream.follow(partial(_position, self.native))
@@ -302,7 +303,7 @@ class RelayingReader(SharedReader):
     """The reader whose process runs the relay; it reads from the ring like the others."""
 
     def __init__(self, relay: Relay, place: int, stream: NetworkReader) -> None:
-        super().__init__(relay.handle, place, stream)
+        super().__init__(relay.address, place, stream)
         self._relay = relay
         with undone_by(self.native.abandon):
             relay.start()

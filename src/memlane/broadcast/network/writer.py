@@ -17,16 +17,21 @@ from memlane._base.serialization import Codec
 from memlane._native import Encoder, FrameBatch
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
-from memlane.broadcast.local import NOW, LocalWriter, SendsNothing
-from memlane.broadcast.network import endpoint
+from memlane.broadcast.local import LocalWriter, SendsNothing
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger, timed_out
 from memlane.broadcast.network.keys import Keys
-from memlane.broadcast.network.transport import Listening, begin_lending, end_lending
+from memlane.broadcast.network.transport import (
+    Listening,
+    begin_lending,
+    checked_host,
+    end_lending,
+)
 from memlane.broadcast.protocol.frames import PIECE, SMALL, Kind, whole_header
 from memlane.broadcast.protocol.outbox import Piece, piece_of, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics
+from memlane.broadcast.watching import NOW
 from memlane.errors import Closed, CorruptMessage, TimedOut, Unsupported
 
 if TYPE_CHECKING:
@@ -37,10 +42,10 @@ if TYPE_CHECKING:
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
-    from memlane.broadcast.local import Sending, Watching
-    from memlane.broadcast.network.watch import NetworkWatch
+    from memlane.broadcast.local import Sending
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.protocol.writer_session import Due
+    from memlane.broadcast.watching import ShownWatch, Watching
     from memlane.errors import MemlaneError
 
 
@@ -84,7 +89,7 @@ class NetworkWriter(NetworkEnd):
         geometry: RingGeometry,
         codec: Codec,
     ) -> None:
-        host = endpoint.checked_host(options.connect_ip)
+        host = checked_host(options.connect_ip)
         super().__init__("writer")
         self.options, self._local, self.bound = options, local, options.liveness
         self.segment: RingSegment | None = None if local is None else local.segment
@@ -547,7 +552,7 @@ class NetworkWriter(NetworkEnd):
 
     # Watching ---------------------------------------------------------------------------------
 
-    def signal(self) -> NetworkWatch:
+    def signal(self) -> ShownWatch:
         if self._local is not None and self._ring_watch is None:
             ring = self._local.watch()
             known = (*self.transport.quiet, self._nudge, self.transport.news, ring.fileno())
@@ -648,10 +653,11 @@ class NetworkWriter(NetworkEnd):
             self._room = -1  # as in `_hear`
             return list(secrets) if rank is None else [secrets[self.session.keep_place(rank)]]
 
-    def expect_alone(self, rank: int) -> None:
-        """That reader is alone on its host, so it needs no relay."""
+    def expect_unshared(self, ranks: Iterable[int]) -> None:
+        """Each of those readers has a host of its own, so it needs no relay."""
         with self.locked():
-            self.session.keep_place(rank, is_alone=True)
+            for rank in ranks:
+                self.session.keep_place(rank, is_unshared=True)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""

@@ -68,7 +68,7 @@ class Peer:
     ended_at: float = 0.0  # when it last stopped reading; 0: it never has
     died: str = ""  # why it counts as dead
     is_silent: bool = False  # dead because its host does not answer; it may be alive
-    is_alone: bool = False  # nobody else is expected on its host
+    is_unshared: bool = False  # nobody else is expected on its host
     host: str = ""  # readers with the same text may share memory; empty: shares none
     ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
     reported_at: float = 0.0  # when it last reported as a relay, or was asked to
@@ -130,9 +130,9 @@ class Peer:
         lost_since = since if link is Link.LOST else None
         self.life, self.link, self.lost_since, self.ended_at = life, link, lost_since, ended
 
-    def keep_for(self, rank: int | None, *, is_alone: bool = False) -> None:
+    def keep_for(self, rank: int | None, *, is_unshared: bool = False) -> None:
         """Keeps the place for that rank from now on; None: for no rank."""
-        self.rank, self.is_alone = rank, is_alone or self.is_alone
+        self.rank, self.is_unshared = rank, is_unshared or self.is_unshared
 
     def successor(self, sequence: int, nbytes: int, now: float) -> Peer:
         """The next reader of this place: alone on its host, and with another key. `nbytes` bytes
@@ -140,7 +140,7 @@ class Peer:
         # Where nobody waits for it, its first message is known when it attaches.
         new = Peer(self.place, self.usual_rank, self.comes_late, self.generation + 1)
         new.life = self.life
-        new.keep_for(self.rank, is_alone=True)
+        new.keep_for(self.rank, is_unshared=True)
         new.begin_at(sequence, nbytes)
         new.apply(Event.READMITTED, now)
         return new

@@ -24,7 +24,7 @@ from memlane.broadcast.protocol.states import Life
 from memlane.errors import CorruptMessage, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 class Places:
@@ -185,6 +185,6 @@ class Places:
         return [(peer, row) for peer, row in rows if teller in (peer, peer.via)]
 
 
-def usual_place(rank: int, local_ranks: list[int]) -> int:
+def usual_place(rank: int, local_ranks: Collection[int]) -> int:
     """The default place of a rank; beyond the last place for a rank that is higher than usual."""
     return rank - sum(1 for local in set(local_ranks) if local < rank)

@@ -258,8 +258,8 @@ class WriterSession:
                 peer.begin_at(self._outbox.next, self._outbox.bytes)
                 taken, cursor = peer.wants(hello)
             self._places.give_up(hello.rank, peer)
-            is_alone = peer.is_alone or peer.comes_late
-            is_shared = self._options.relay and len(self._peers) > 1 and not is_alone
+            is_unshared = peer.is_unshared or peer.comes_late
+            is_shared = self._options.relay and len(self._peers) > 1 and not is_unshared
             host = hello.host if is_shared else ""
             relay = self._places.relay_at(host) if host else None
             peer.ask(hello, host, relay)
@@ -618,12 +618,13 @@ class WriterSession:
             for peer in self._peers:
                 peer.say(self._frame(What.READY))
 
-    def keep_place(self, rank: int, *, is_alone: bool = False) -> int:
-        """The place that is kept for that rank from now on; `is_alone`: on its host."""
+    def keep_place(self, rank: int, *, is_unshared: bool = False) -> int:
+        """The place that is kept for that rank from now on; `is_unshared`: nobody else is
+        expected on its host."""
         if not self._places.is_remote(rank):
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
         peer = self._places.kept_for(rank)
-        peer.keep_for(rank, is_alone=is_alone)
+        peer.keep_for(rank, is_unshared=is_unshared)
         return peer.place
 
     def texts(self, peers: list[Peer], now: float) -> list[str]:
