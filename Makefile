@@ -1,5 +1,5 @@
-# Every target sets up what it needs in .venv and build/; nothing outside the tree is touched, except that `verify` installs
-# spin if root runs it. What takes more than a few lines is a program beside its subject.
+# Every target sets up what it needs in .venv and build/, and touches nothing outside the tree (`verify`, as root, installs
+# spin). What takes more than a few lines is a program beside its subject.
 
 PYTHON ?= python3
 # Empty: none is installed, and the tests that need it are skipped.
@@ -30,7 +30,7 @@ demo: $(VENV)/.installed
 	$(ENGINE) --kill-worker
 	$(ENGINE) --kill-worker --restart
 
-# The demo on two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
+# On two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
 demo-hosts: $(VENV)/.installed
 	$(ENGINE).hosts
 
@@ -41,7 +41,6 @@ check: $(VENV)/.tools
 
 check-tests: $(VENV)/.tools
 	$(TESTS) -m 'unit or property' tests
-
 # All tests. Everything is built before, with all cores, and nothing beside them.
 test: built
 	$(PY) -m tests.run
@@ -56,7 +55,8 @@ test-%: $(VENV)/.tools
 test-base test-crash test-tiers: hooks
 test-benchmarks test-fuzz test-offload: native-build
 test-engines: engines-sources
-
+engines-sources: $(VENV)/.tools
+	$(PY) -m tests.engines.sources
 # What needs root: giving files away, becoming another user, and, on most machines, making hosts and cables.
 root-test: $(VENV)/.tools
 	$(PY) -m tests.run -m 'root or hosts'
@@ -64,10 +64,6 @@ root-test: $(VENV)/.tools
 # The README's commands in places that users have: before every release; a quarter of an hour.
 fresh: $(VENV)/.tools
 	$(TESTS) --durations=10 tests/fresh
-
-# Tests may have no network.
-engines-sources: $(VENV)/.tools
-	$(PY) -m tests.engines.sources
 
 # The C++ tests, the fuzz targets, and stand-ins for CUDA.
 native-build: $(VENV)/.made
@@ -77,14 +73,9 @@ native-build: $(VENV)/.made
 
 native-test: native-build
 	$(PY) -m tests.run native
-
 # The C++ tests on aarch64, in an emulator, and for the C libraries that wheels are built for.
-arm: $(VENV)/.made
-	native/tests/elsewhere.sh arm
-
-musl: $(VENV)/.installed
-	$(PIP) 'memlane[musl]'
-	native/tests/elsewhere.sh musl
+arm musl: $(VENV)/.installed
+	native/tests/elsewhere.sh $@
 
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
 hooks: $(VENV)/.made
@@ -108,41 +99,34 @@ lint: $(VENV)/.tools
 
 # The protocol as models: as the code has it they hold, with any one thing weakened they fail. About two minutes.
 verify:
-	@command -v spin >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -q -y spin; } || \
-	    { echo 'make verify needs spin: apt-get install spin (as root)' >&2; exit 1; }
+	@command -v spin || { test "$$(id -u)" = 0 && apt-get install -q -y spin; } || { echo 'apt-get install spin' >&2; exit 1; }
 	$(PYTHON) -m verification.verify --output build/verification.txt
-
 # The large scenarios of native/tests/weak_memory: about two minutes.
 weak-memory: native-test
 	build/native/native/tests/weak_memory full
-
 # All tests again under AddressSanitizer with UndefinedBehaviourSanitizer, and under ThreadSanitizer: no report at all.
 sanitize: $(VENV)/.tools native-build
 	tests/sanitize.sh address
 	tests/sanitize.sh thread
-
-# The long runs: minutes to hours, not part of `make test`.
+# The long runs: minutes to hours.
 soak: built
 	tests/soak.sh
 
-# The figures of docs/benchmarks.md, with the machine they were measured on.
+# The figures of docs/benchmarks.md.
 bench: bench-peers
 	for one in foundation broadcast store offload.startup offload.moving remote awaiting watching exporting gathering latest \
 	    tiers; do $(PY) -m benchmarks.$$one || exit; done
 
-# Everything that needs a GPU, on a machine with one: tests, then measurements. DRY=1: on a stand-in.
+# Everything that needs a GPU, on a machine with one (DRY=1: on a stand-in); the wheels for one that has no network.
 gpu: $(if $(DRY),$(VENV)/.tools native-build)
 	PYTHON=$(if $(DRY),$(PY),$(PYTHON)) DRY=$(DRY) benchmarks/gpu/run.sh
-
-# The wheels that `make gpu` may need where there is no network.
 gpu-wheels: $(VENV)/.installed
 	PYTHON=$(PY) benchmarks/gpu/run.sh wheels
 
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
 figures: bench-peers
 	tests/own_shm.sh $(PY) -m benchmarks.figures
-	$(PY) -m benchmarks.figures.demo
-	$(PY) -m benchmarks.figures.stuck
+	for one in demo stuck; do $(PY) -m benchmarks.figures.$$one || exit; done
 
 # What the benchmarks compare with.
 bench-peers: engines-sources native-test
@@ -153,10 +137,7 @@ bench-peers: engines-sources native-test
 # their own classes and on memlane's. Half an hour; docs/howto has the tables.
 engines: engines-sources
 	$(PIP) 'ray>=2.9'
-	$(PY) -m benchmarks.engines
-	$(PY) -m benchmarks.engines --release 0.33 --rounds 1
-	$(PY) -m benchmarks.engines.sglang_groups
-	$(PY) -m benchmarks.engines.ray
+	for one in '' ' --release 0.33 --rounds 1' .sglang_groups .ray; do $(PY) -m benchmarks.engines$$one || exit; done
 	$(PY) -m tests.engines.sources 0.11
 	MEMLANE_STUCK_IN='0.11 0.32 0.33 0.5' $(TESTS) tests/engines/test_ray.py tests/engines/test_stuck_in_engines.py
 	MEMLANE_REAL_TIERS=1 $(TESTS) tests/engines/test_real_vllm_tiers.py
@@ -171,8 +152,7 @@ docs: $(VENV)/.docs
 
 docs-links: $(VENV)/.docs
 	$(SPHINX) -b linkcheck docs build/docs-links
-
-# Rewrites the type stub of the native module.
+# Rewrites the native module's types.
 stub: $(VENV)/.tools
 	$(PY) -m nanobind.stubgen -q -m memlane._native -o src/memlane/_native.pyi
 	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
@@ -183,23 +163,20 @@ stub: $(VENV)/.tools
 sdist wheel wheels release-wheels: new-python
 	$(PYTHON) -m release $(@:release-wheels=containers)
 
-# All tests on CPython 3.12, 3.13 and 3.14, or on VERSIONS, in copies of the tree: release/pythons.py. Half an hour for each.
+# All tests on CPython 3.12, 3.13 and 3.14, or on VERSIONS, in copies of the tree. Half an hour for each.
 pythons: new-python
 	$(PYTHON) -m release.pythons $(VERSIONS)
 
 # Prepares a machine that is lent to CI, as root: PACKAGES, and user namespaces, in which tests run side by side.
-USERNS := kernel/apparmor_restrict_unprivileged_userns
 runner:
 	$(if $(PACKAGES),apt-get update -qq && apt-get install -qq -y $(PACKAGES))
-	test ! -e /proc/sys/$(USERNS) || sysctl -q -w $(subst /,.,$(USERNS))=0
-
+	sysctl -q -e -w kernel.apparmor_restrict_unprivileged_userns=0
 new-python:
 	@$(PYTHON) release/old_python.py
-
 # An environment that can build. `uv` makes one without pip.
 $(VENV)/.made: $(MOVED)
 	@$(if $(MOVED),rm -rf $(VENV) build)
-	@if test -x $(PY); then $(PY) release/old_python.py; else $(PYTHON) release/old_python.py; fi
+	@$$(test -x $(PY) && echo $(PY) || echo $(PYTHON)) release/old_python.py
 	@echo 'making $(VENV), with CMake and Ninja'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null

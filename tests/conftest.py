@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "unit: one promise, in one process and without sockets")
     config.addinivalue_line("markers", "property: random sequences of calls against a simple model")
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
+    config.addinivalue_line("markers", "wheel: runs on every wheel of a release, too")
     config.addinivalue_line("markers", "root: gives files away, or becomes another user")
     config.addinivalue_line("markers", "hosts: makes hosts and cables (examples/lab)")
     # Children of killed peers are reparented to this process, which finds and reaps them.

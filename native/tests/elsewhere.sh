@@ -27,6 +27,7 @@ arm)
         -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu'
     ;;
 musl)
+    .venv/bin/python -m pip install -q --disable-pip-version-check 'memlane[musl]'
     for target in x86_64-linux-musl x86_64-linux-gnu.2.28; do
         run "zig-$target" '^$' -DMEMLANE_NO_INSTRUMENTATION=ON \
             "-DCMAKE_CXX_COMPILER=$PWD/.venv/bin/python;-m;ziglang;c++;-target;$target"

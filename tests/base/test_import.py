@@ -12,6 +12,8 @@ import pytest
 import memlane
 from tests.support import python_needs_no_folder
 
+pytestmark = pytest.mark.wheel
+
 PUBLIC = ["Handle", "MessageQueue", "ShmRingBuffer", "MemlaneError"]
 
 

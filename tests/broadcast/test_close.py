@@ -10,7 +10,7 @@ from memlane import Closed, MessageQueue, WriterDied
 from tests.support import PATIENCE, Aside
 from tests.support.queues import drain, fill, path_of, queue_of, refuses
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 Call = Callable[[MessageQueue], object]
 ON_READERS: dict[str, Call] = {

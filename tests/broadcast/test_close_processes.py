@@ -11,6 +11,8 @@ from tests.support import PATIENCE, Aside, Link, start, until
 from tests.support.queues import fill, refuses, start_reader, start_writer
 from tests.support.remote_queues import remote_writer
 
+pytestmark = pytest.mark.wheel
+
 
 def _close(_: Link, writer: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
     """In a forked child that is nobody's loss."""

@@ -6,7 +6,7 @@ import pytest
 from memlane import MessageQueue, TimedOut
 from tests.support.queues import file_of, queue_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 CHUNK = 4096
 KIB, MIB = 1 << 10, 1 << 20

@@ -9,6 +9,8 @@ from memlane import MessageQueue, TimedOut
 from tests.support import PATIENCE, Link, pass_time, start
 from tests.support.queues import file_of, queue_of
 
+pytestmark = pytest.mark.wheel
+
 CHUNK = 4096
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -14,7 +14,7 @@ import pytest
 from memlane import MessageQueue
 from tests.support.queues import queue_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 @dataclasses.dataclass

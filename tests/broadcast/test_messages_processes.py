@@ -1,8 +1,12 @@
 """enqueue and dequeue between processes: every reader gets every message, in order, once."""
 
+import pytest
+
 from memlane import MessageQueue
 from tests.support import PATIENCE
 from tests.support.queues import start_reader
+
+pytestmark = pytest.mark.wheel
 
 
 def test_many_messages_between_processes(method: str) -> None:

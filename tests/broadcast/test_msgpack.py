@@ -16,7 +16,7 @@ import pytest
 from memlane import CorruptMessage, Handle, MessageQueue
 from tests.support.queues import refuses
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 @contextmanager

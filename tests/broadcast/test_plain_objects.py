@@ -19,7 +19,7 @@ from memlane import CorruptMessage
 from memlane._native import is_plain
 from tests.support.queues import queue_of, ring_in
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 STEP = {
     "step": 104_217,

@@ -8,7 +8,7 @@ from memlane import MessageQueue
 from tests.support import PATIENCE
 from tests.support.queues import drain, fill, queue_of, refuses
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 def test_a_living_reader_is_not_released() -> None:

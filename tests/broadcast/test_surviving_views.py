@@ -14,7 +14,7 @@ import pytest
 from memlane import ViewInUse
 from tests.support.queues import queue_of, refuses
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 KEEPERS: dict[str, Callable[[memoryview], object]] = {
     "slice": lambda view: view[:5],

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.queues import queue_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 class Array(np.ndarray):

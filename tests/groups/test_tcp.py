@@ -20,6 +20,8 @@ from tests.support.groups import SECRET, SMALL, groups_of, on_ranks, queues_over
 from tests.support.missing import needs
 from tests.support.queues import refuses
 
+pytestmark = pytest.mark.wheel
+
 DATA = {"text": "ü", "bytes": b"\0", "list": [1, None, 2.5, True]}
 
 

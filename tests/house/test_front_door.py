@@ -25,6 +25,7 @@ WITH_CHILDREN = {name: text for name, text in EXAMPLES.items() if MAIN in text}
 examples = pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES)
 
 
+@pytest.mark.wheel
 @examples
 def test_example_runs(text: str, tmp_path: Path) -> None:
     """Copied into a file and started, an example exits with 0 and prints something."""

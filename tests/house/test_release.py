@@ -58,11 +58,14 @@ def test_images_of_a_release() -> None:
 
 
 def test_tests_of_every_wheel_exist() -> None:
-    """What cibuildwheel and `make wheel` run on a wheel is there."""
+    """cibuildwheel and `make wheel` look where the marked tests are."""
     command = PROJECT["tool"]["cibuildwheel"]["test-command"]
-    files = re.findall(r"{project}/([\w/.]+)", command)
-    assert files
-    assert all((ROOT / file).is_file() for file in files)
+    paths = [ROOT / path for path in re.findall(r"{project}/([\w/.]+)", command)]
+    assert all(path.exists() for path in paths)
+    marked = [file for file in ROOT.glob("tests/**/test_*.py") if "mark.wheel" in file.read_text()]
+    marked.remove(Path(__file__))
+    assert len(marked) > 20
+    assert all(file in paths or file.parent in paths for file in marked)
 
 
 def test_a_wheel_has_the_package_only(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from memlane.broadcast.network import transport
 from tests.support import PATIENCE, Aside, until
 from tests.support.remote_queues import HERE, remote_queue, remote_writer, start_remote_reader
 
+pytestmark = pytest.mark.wheel
+
 LARGE = 3 << 20
 
 

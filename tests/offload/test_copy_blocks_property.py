@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memlane import PairRefused, copy_blocks
 
-pytestmark = pytest.mark.property
+pytestmark = [pytest.mark.wheel, pytest.mark.property]
 
 Array = np.ndarray[Any, Any]
 DTYPES = ["i1", "u2", "f4", "c16", "S3"]

@@ -16,7 +16,7 @@ from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.regions import PAGE, mapped, new_id, path_of, region_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 @pytest.mark.parametrize("send", [pickle.dumps, copy.copy])

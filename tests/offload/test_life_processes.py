@@ -1,8 +1,12 @@
 """Holders of a region in several processes: joining, leaving, generations."""
 
+import pytest
+
 from memlane import SharedOffloadRegion
 from tests.support import Link, start
 from tests.support.regions import PAGE, file_of, new_id, path_of, region_of, start_region
+
+pytestmark = pytest.mark.wheel
 
 Region = SharedOffloadRegion
 

@@ -10,7 +10,7 @@ from tests.support import PATIENCE
 from tests.support.queues import refuses
 from tests.support.stores import Ring, Storage, fill, store_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 # 52 bytes and 12 more are one place of 64.
 ONE = bytes(52)

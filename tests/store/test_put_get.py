@@ -11,7 +11,7 @@ from memlane import MsgpackSerde, ObjectGone, StoreFull, WrongRole
 from tests.support.queues import refuses, segments
 from tests.support.stores import ArraySerde, BytesSerde, Ring, Storage, fill, store_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)
 

@@ -18,7 +18,7 @@ from memlane import (
 from tests.support.queues import SHM, refuses, segments
 from tests.support.stores import Ring, ring_of_bytes
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 def anything(_id: int, _view: memoryview) -> bool:

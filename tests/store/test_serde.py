@@ -14,7 +14,7 @@ from memlane import CorruptMessage, InvalidArgument, InvalidType
 from memlane.store.serde import MsgpackSerde, ObjectSerde
 from tests.support.serdes import MSGPACK, PREAMBLE, both_ways, exact, in_chunk, laid
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 UTC = datetime.timezone.utc  # noqa: UP017
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")

@@ -8,7 +8,7 @@ import pytest
 from memlane import InvalidType
 from tests.support.serdes import MSGPACK, both_ways, exact, exported, is_in_use, laid
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 DTYPES = [
     *["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "q", "Q", "f2", "f4", "f8", "g"],

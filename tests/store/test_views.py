@@ -20,7 +20,7 @@ from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.stores import ArraySerde, Ring, Storage, is_evicted, store_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 ARRAY = np.arange(600, dtype=np.float64).reshape(20, 30)
 

@@ -12,6 +12,8 @@ from tests.support.missing import package
 from tests.support.queues import refuses
 from tests.support.stores import is_evicted, store_of
 
+pytestmark = pytest.mark.wheel
+
 
 def ask_for_release_after(_link: Link, what: str) -> str:
     """Role: hand the end of a view to a GPU that is not there; what that said."""
