@@ -37,6 +37,7 @@ from tests.support import until
 from tests.support.lying_tiers import MemoryTier
 from tests.support.missing import package
 from tests.support.redis_servers import REFUSAL, RedisServer
+from tests.support.remote_tiers import MemoryTransport, tier_in_memory
 
 ROW = 4096
 Rows = np.ndarray[Any, Any]
@@ -131,15 +132,16 @@ def test_behind_a_pool_there_is_a_disk(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
     """What the disk has no room for comes from the server; without the server, from the disk."""
-    redis_tier = package("memlane.tiers.remote.redis").RedisTier
     package("redis")
+    from memlane.tiers import RedisTier
+
     rows = np.zeros((16, ROW), np.uint8)
     pool = BlockPool(16, "lru")
     server = RedisServer(tmp_path / "redis")
     try:
         with (
             DiskTier(tmp_path / "disk", rows, 8 * ROW, policy="lru") as disk,
-            redis_tier(server.url, rows, timeout=1) as remote,
+            RedisTier(server.url, rows, timeout=1) as remote,
             TierChain(pool, rows, [disk, remote], spare=4) as chain,
         ):
             one = Engine(rows, pool, chain)
@@ -275,17 +277,20 @@ def test_only_the_leading_run_is_loaded() -> None:
 
 
 def test_a_tier_that_does_not_know() -> None:
-    """Is asked for the blocks; what it has not comes from the next one."""
+    """Is asked for no block until it does; what another one has is loaded at once."""
     with in_memory(tiers=2) as (one, first, second):
-        first.knows = lambda _: None
+        knows, first.knows = first.knows, lambda _: None
         first.blocks = {key(0): content(0, ROW).tobytes()}
         second.blocks = {key(1): content(1, ROW).tobytes()}
-        assert one.find(1, 0, 2) == 2
-        assert first.asked == [("load", [key(0), key(2)])]
-        assert [keys for _, keys in second.asked] == [[key(1)]]
+        assert one.find(1, 0, 2, timeout=0) == 1
+        assert (first.asked, second.asked) == ([], [("load", [key(1)])])
+        first.knows = knows
+        until(lambda: poll_of(one.chain).loaded == 2, "loaded")
+        assert first.asked == [("load", [key(0)])]
+        assert one.find(1, 0, 2, timeout=0) == 2
         second.knows = lambda _: None
-        assert one.find(3) == 0
-        assert second.asked[-1] == ("load", [key(3)])
+        assert one.find(3, timeout=0.05) == 0
+        assert len(second.asked) == 1
 
 
 def test_admission() -> None:
@@ -997,3 +1002,72 @@ def test_many_spare_blocks() -> None:
         begun = time.process_time()
         one.chain.poll()
         assert time.process_time() - begun < 1
+
+
+# Tiers that do not know yet -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.005, 0.03])
+def test_behind_a_server_blocks_are_kept_as_without(pause: float) -> None:
+    """An engine that never waits: it fetches, and computes what is not there."""
+
+    class Slow(MemoryTransport):
+        pass
+
+    Slow.pause = pause
+    rows = np.zeros((64, ROW), np.uint8)
+    pool = BlockPool(64, "lru")
+    with (
+        tier_in_memory(rows, Slow) as server,
+        TierChain(pool, rows, [server]) as chain,
+    ):
+        one = Engine(rows, pool, chain)
+        assert one.find(*range(8), timeout=0) == 0
+        assert one.compute(*range(8)) == [*range(8)]
+        assert one.find(*range(8), timeout=0) == 8
+
+
+def test_keys_that_no_tier_has_evict_nothing() -> None:
+    """As long as a tier does not know, nothing is reserved for what it may have."""
+    with in_memory(blocks=64) as (one, tier):
+        one.compute(*range(40))
+        tier.knows = lambda _: None
+        assert one.find(*range(100, 150), timeout=0) == 0
+        assert one.pool.statistics().evicted == 0
+        assert tier.asked == []
+        assert one.find(*range(40), timeout=0) == 40
+
+
+def test_a_block_is_loaded_once_the_tier_says_that_it_has_it() -> None:
+    """Without another call but `poll`, and a fetch waits for the answer."""
+    rows = np.zeros((16, ROW), np.uint8)
+
+    class Slow(MemoryTransport):
+        pause = 0.02
+
+    with tier_in_memory(rows, Slow) as server:
+        for number in range(4):
+            rows[number] = content(number, ROW)
+        server.store([key(number) for number in range(4)], [*range(4)])
+        assert server.drain(20)
+        server.poll()
+        time.sleep(1.1)  # as long as an answer is believed
+        pool = BlockPool(16, "lru")
+        with TierChain(pool, rows, [server]) as chain:
+            one = Engine(rows, pool, chain)
+            chain.prefetch([key(number) for number in range(2)])
+            until(lambda: poll_of(chain).loaded == 2, "loaded")
+            assert one.find(0, 1, timeout=0) == 2
+            assert one.find(0, 1, 2, 3, 9, timeout=20) == 4
+
+
+def test_a_caller_that_computes_a_block_wins_over_its_load() -> None:
+    with in_memory(blocks=16) as (one, tier):
+        tier.blocks = {key(1): content(1, ROW).tobytes()}
+        tier.is_silent = True
+        assert one.find(1, timeout=0) == 0
+        assert one.compute(1) == [1]
+        tier.speak()
+        assert poll_of(one.chain).loading == 0
+        assert one.find(1, timeout=0) == 1
+    assert one.pool.statistics().reserved == 0

@@ -132,6 +132,16 @@ class _Job:
     is_ended: bool = False  # the tier is done with its rows
 
 
+@dataclass(eq=False)
+class _Search:
+    """Keys of which some tier does not know yet whether it has them. Nothing is reserved for them
+    until it does."""
+
+    keys: list[bytes]
+    unknown: set[bytes]
+    due: float  # from then on they count as missing
+
+
 class _Ban:
     """Keys that are neither stored nor loaded, because they are being forgotten; None: all."""
 
@@ -400,6 +410,8 @@ class TierChain:
         # Of calls under way, whose frames keep them: an exception leaves none behind.
         self._forgetting: WeakSet[_Ban] = WeakSet()
         self._waiting: WeakSet[Wakeup] = WeakSet()
+        self._timeout = seconds
+        self._searches: list[_Search] = []
         self._is_closing = self._is_closed = False
         self._ready = select.epoll()
         try:
@@ -453,8 +465,8 @@ class TierChain:
             raise
 
     def prefetch(self, keys: Sequence[bytes]) -> None:
-        """Begins to load what is missing of these keys, at most half of the pool at a time. No
-        access.
+        """Begins to load what is missing of these keys, at most half of the pool at a time. Where a
+        tier does not know yet whether it has a key, a later call begins. No access.
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `fetch`.
@@ -589,6 +601,8 @@ class TierChain:
     # What is under way -------------------------------------------------------------------------
 
     def _at_work(self) -> list[_Link]:
+        if self._searches:
+            return self._links
         return [link for link in self._links if link.all_jobs]
 
     def _jobs(self, kind: Kind) -> list[_Job]:
@@ -598,7 +612,7 @@ class TierChain:
         return {row for job in self._jobs("store") for row in job.rows}
 
     def _loading(self) -> set[bytes]:
-        return {key for job in self._jobs("load") for key in job.keys}
+        return {key for job in self._jobs("load") for key in job.keys if key not in job.revoked}
 
     def _aside(self) -> dict[bytes, int]:
         """Where a block is that was evicted, and is being stored."""
@@ -610,9 +624,11 @@ class TierChain:
         }
 
     def _is_loaded(self, keys: list[bytes]) -> bool:
-        """Whether no load of these keys is still expected to report."""
+        """Whether no answer about these keys, and no report of a load, is still expected."""
         now = time.monotonic()
         wanted = set(keys)
+        if not all(wanted.isdisjoint(search.unknown) for search in self._searches):
+            return False
         return all(
             job.kind == "store" or wanted.isdisjoint(job.keys)
             for link in self._links
@@ -658,10 +674,12 @@ class TierChain:
                 ready = select.poll()
                 ready.register(bell.descriptor, select.POLLIN)
                 for link in self._links:
-                    if link.all_jobs and not link.poll_outage.lasts(now):
+                    is_at_work = self._searches or link.all_jobs
+                    if is_at_work and not link.poll_outage.lasts(now):
                         with suppress(MemlaneError):  # it is closed: the next turn ends its jobs
                             ready.register(link.tier.fileno(), select.POLLIN)
-                until = min([deadline.end, *(link.wakes_at() for link in self._links)])
+                dues = [search.due for search in [*self._searches]]
+                until = min([deadline.end, *dues, *(link.wakes_at() for link in self._links)])
                 ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
                 bell.clear()
         finally:
@@ -687,6 +705,7 @@ class TierChain:
                         link.fail(job.kind, "it has not reported at its deadline", now)
                         self._end(link, job, np.zeros(len(job.keys), np.bool_), now)
                         link.remove(job)
+                has_any |= self._go_on(now)
                 aside = len(self._pool._own().aside()) // 4
                 if has_any or (aside and aside != len(self._storing_rows())):
                     self._reclaim()
@@ -737,8 +756,18 @@ class TierChain:
         is_interrupted = self._is_interrupted
         self._advance(self._at_work())
         with self._lock:
+            if not is_interrupted:
+                self._revoke_loads({*keys})
             # What is evicted in the middle of another change is lost, and spare later.
             return self._reserve_now(keys, None if is_interrupted else time.monotonic())
+
+    def _revoke_loads(self, keys: set[bytes]) -> None:
+        """A caller that computes a block does not wait for a load of it, which then is dropped."""
+        for job in self._jobs("load"):
+            revoked = [key for key in job.keys if key in keys and key not in job.revoked]
+            if revoked:
+                job.revoked.update(revoked)
+                self._pool.forget(revoked)
 
     def _reserve_now(self, keys: list[bytes], now: float | None) -> Reservation:
         held, blocks, evicted, aside = self._pool._own().reserve(keys)
@@ -796,8 +825,15 @@ class TierChain:
         coming = loading | stored
         missing = [*dict.fromkeys(key for key in keys if key not in coming)]
         room = max(0, max(1, self._blocks // 2) - len(loading))
-        sources = self._sources(missing[:room], links, now)
-        run = [*takewhile(lambda key: key in coming or key in sources, keys)]
+        sources, unknown = self._sources(missing[:room], links, now)
+        run = [*takewhile(lambda key: key in coming or key in sources or key in unknown, keys)]
+        unknown.intersection_update(run)
+        if unknown:
+            search = next((each for each in self._searches if each.keys == keys), None)
+            if search is None:
+                self._searches.append(_Search(keys, unknown, now + self._timeout))
+            else:
+                search.unknown = unknown
         wanted: dict[_Link | None, list[bytes]] = {}
         for key in dict.fromkeys(run):
             if key in sources:
@@ -813,22 +849,34 @@ class TierChain:
                         self._load(link, of_link[at : at + _AT_A_TIME], now)
         return run
 
+    def _go_on(self, now: float) -> bool:
+        """Looks again for what tiers did not know. Returns whether a search has ended."""
+        searches, self._searches = self._searches, []
+        for search in searches:
+            if search.due > now and not self._is_closing:
+                self._load_run(search.keys, self._links, now)
+                for again in self._searches:
+                    if again.keys == search.keys:
+                        again.due = min(again.due, search.due)
+        return len(self._searches) < len(searches)
+
     def _sources(
         self, keys: list[bytes], links: list[_Link], now: float
-    ) -> dict[bytes, _Link | None]:
-        """The first tier that has a key, or else may have it; None if the block is still aside."""
+    ) -> tuple[dict[bytes, _Link | None], set[bytes]]:
+        """Returns the first tier that has each key, or None if its block is still aside; and the
+        keys that no tier has, but of which one does not know yet."""
         keys = [key for key in keys if not self._is_banned(key)]
         aside = self._aside() if keys else {}
         sources: dict[bytes, _Link | None] = {key: None for key in keys if key in aside}
-        perhaps: dict[bytes, _Link | None] = {}
+        unknown: set[bytes] = set()
         for link in links:
             left = [key for key in keys if key not in sources]
             for key, is_there in zip(left, link.has(left, "load", now), strict=True):
                 if is_there:
                     sources[key] = link
                 elif is_there is None:
-                    perhaps.setdefault(key, link)
-        return {**perhaps, **sources}
+                    unknown.add(key)
+        return sources, unknown - sources.keys()
 
     def _recall(self, keys: list[bytes], now: float) -> None:
         """Copies blocks back that are aside."""
