@@ -13,7 +13,7 @@ from memlane import MessageQueue, WriterDied
 from tests.support import PATIENCE, Aside, Remote, assert_in_time, is_sanitized, late_since
 from tests.support.queues import BOUND, start_reader, start_writer
 
-IDLE = 5.0
+IDLE = 2.0
 SHARE = 0.005
 
 
