@@ -42,6 +42,14 @@ def test_wheels_of_a_release() -> None:
     assert {*run.stdout.split()} == WHEELS
 
 
+def test_versions_that_are_named() -> None:
+    """The page on PyPI names those that wheels are built for."""
+    wheels = {name.partition("-")[0].removeprefix("cp3") for name in WHEELS}
+    prefix = "Programming Language :: Python :: 3."
+    named = {text.removeprefix(prefix) for text in PROJECT["project"]["classifiers"]}
+    assert named & {str(version) for version in range(100)} == wheels
+
+
 def test_images_of_a_release() -> None:
     """Wheels need glibc 2.28 or musl 1.2, and no later one."""
     images = {
