@@ -6,9 +6,10 @@ import, they import with `fork_waits`, the lock that `os.fork` takes. Forks by C
 """
 
 import os
-from _thread import RLock
 
-fork_waits = RLock()
+from memlane._locks import Lock
+
+fork_waits = Lock()
 os.register_at_fork(
     before=fork_waits.acquire,
     after_in_parent=fork_waits.release,

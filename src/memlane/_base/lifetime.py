@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Self
 
 from memlane._importing import fork_waits
+from memlane._locks import Lock
 from memlane.errors import InvalidType, system_fault
 
 
@@ -139,7 +140,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 def need_threads(count: int) -> None:
     """Raises SystemFault unless `count` more threads may run at once."""
-    running = threading.Lock()
+    running = Lock()
     probes: list[threading.Thread] = []
 
     def end_when_it_is_over() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ except ImportError as error:
         f"memlane.metrics needs prometheus-client: pip install 'memlane[metrics]' ({error})"
     ) from error
 
+from memlane._locks import Lock
 from memlane.inspect.looks import Looks
 from memlane.inspect.segment import Deliveries, free_space
 from memlane.metrics.catalogue import BOUNDS, METRICS, Metric, cumulative, measure
@@ -35,7 +35,7 @@ class Collector(ClientCollector):
 
     def __init__(self) -> None:
         self._looks = Looks(os.getpid(), search_every=_SEARCH_EVERY)
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @classmethod
     def of_user(cls) -> Self:

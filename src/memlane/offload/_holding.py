@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from functools import partial
 
 from memlane._base.lifetime import Owned, undone_by
+from memlane._locks import Lock
 from memlane._native import RegionFile, RegionMap, usable_cores
 from memlane.errors import InvalidArgument, InvalidType, WrongProcess
 from memlane.offload import _start
@@ -42,7 +42,7 @@ class Holding(Owned):
         self.locks = PageLocks(file.address, plan.total_bytes, row_bytes, plan.shown)
         self._plan = plan
         self.is_open = True
-        self._one_at_a_time = threading.RLock()
+        self._one_at_a_time = Lock()
         what = f"{plan.shown} ({plan.total_bytes} bytes)"
         self._own(partial(_release, file, self.locks, memory, what))
         _log.info(

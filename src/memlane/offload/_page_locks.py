@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from contextlib import suppress
 
+from memlane._locks import Lock
 from memlane.offload import cuda
 from memlane.offload._runtime import CudaRefused, Runtime, loaded_runtime
 
@@ -26,7 +26,7 @@ class PageLocks:
         self._current: int | None = None  # the one that is being registered
         self._unlocks = 0  # calls of unlock()
         self._runtime: Runtime | None = None  # the one that locked them
-        self._one_at_a_time = threading.RLock()
+        self._one_at_a_time = Lock()
 
     @property
     def is_locked(self) -> bool:

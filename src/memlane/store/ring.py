@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from, segment_name
+from memlane._base.guard import Guard
 from memlane._base.lifetime import Owned
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
-from memlane._native import ByteRingSegment, CallGuard, NoRoom
+from memlane._native import ByteRingSegment, NoRoom
 from memlane.errors import InvalidArgument, StoreFull, WrongRole
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class SingleWriterShmRingBuffer(Owned):
         self.data_buffer_size = size
         self.is_writer = bool(create)
         self._name = self._segment.name
-        self._guard = CallGuard()
+        self._guard = Guard()
         self._own(self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class SingleWriterShmRingBuffer(Owned):
         with self._only_writer("clear"):
             self._segment.clear()
 
-    def _only_writer(self, call: str) -> CallGuard:
+    def _only_writer(self, call: str) -> Guard:
         """Guards a call: by the writer only, in its own process, one at a time."""
         self._segment.check()
         if not self.is_writer:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -39,6 +38,7 @@ import numpy.typing as npt
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
+from memlane._locks import Lock
 from memlane.errors import (
     Closed,
     ConcurrentUse,
@@ -405,7 +405,7 @@ class TierChain:
         self._spare = wanted
         self._admission = _SecondTime(_REMEMBERED * blocks) if admission == "second" else None
         self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._counts: Counter[str] = Counter()
         # Of calls under way, whose frames keep them: an exception leaves none behind.
         self._forgetting: WeakSet[_Ban] = WeakSet()

@@ -31,8 +31,10 @@ import zmq.utils.garbage
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.descriptors import new_event
 from memlane._base.diagnosis import Stall
+from memlane._base.guard import Guard
 from memlane._base.lifetime import is_left_behind, note_exit, start_thread
-from memlane._native import CallGuard, fork_generation
+from memlane._locks import Lock
+from memlane._native import fork_generation
 from memlane._net.contexts import new_context
 from memlane.broadcast.watching import ShownWatch
 from memlane.errors import (
@@ -77,8 +79,8 @@ class NetworkEnd(ABC):
 
     def __init__(self, name: str) -> None:
         self._generation = fork_generation()
-        self.lock = threading.RLock()
-        self.guard = CallGuard(self._begin_call, self._end_call)
+        self.lock = Lock()
+        self.guard = Guard(self._begin_call, self._end_call)
         self._closing = self._announce = self._closed = self._is_freed = False
         self._deadline = NEVER  # of close()
         self._ends_itself = False  # the thread closes this end, because nobody else can

@@ -11,7 +11,6 @@ import ipaddress
 import os
 import select
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import zmq
 from zmq.backend import Socket as _Plain
 from zmq.utils.garbage import gc as collector
 
+from memlane._locks import Lock
 from memlane._net import sockets
 from memlane._net.sockets import WATCHED_BY_DEALER
 from memlane.broadcast.options import Endpoint, bracketed
@@ -247,7 +247,7 @@ class Connecting(sockets.Connecting):
 # with it, by one thread and one context per process. The first writer starts both, so that no
 # signal handler can raise while a send starts them. The last one stops them, unless they ran before
 # the first: then other code uses them.
-_lending = threading.RLock()  # a signal handler may close another writer meanwhile
+_lending = Lock()  # a signal handler may close another writer meanwhile
 _writers = 0
 _is_foreign = False
 _MOST_SECONDS = 1.0
@@ -282,7 +282,7 @@ def end_lending() -> None:
 
 def _forget_parent() -> None:
     global _lending, _writers
-    _lending, _writers = threading.RLock(), 0
+    _lending, _writers = Lock(), 0
 
 
 os.register_at_fork(after_in_child=_forget_parent)

@@ -27,6 +27,7 @@ from typing import Any
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._importing import fork_waits
+from memlane._locks import Lock
 from memlane.errors import AccessRefused, InvalidArgument, Unsupported, system_fault
 from memlane.tiers.remote.blocks import HEADER
 from memlane.tiers.remote.packs import KEY_BYTES, Index, Pack, now_ms, path_from, path_of
@@ -373,7 +374,7 @@ class _Requests(Transport):
         self._bucket = bucket
         self._loop: asyncio.AbstractEventLoop | None = None  # from its first use on
         self._task: asyncio.Task[Any] | None = None
-        self._busy = threading.Lock()
+        self._busy = Lock()
 
     # What a tier does ----------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Sequence
+
+from memlane._locks import Lock
 
 KEY_BYTES = 12
 """How many of a digest's 24 bytes a pack's name has; a block's CRC covers them all."""
@@ -83,7 +84,7 @@ class Index:
     """The packs by block. Several threads may use it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._packs: dict[str, Pack] = {}
         self._at: dict[bytes, Pack] = {}
         self._others: dict[bytes, list[Pack]] = {}  # further packs that have the block

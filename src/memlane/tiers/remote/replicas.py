@@ -18,6 +18,7 @@ from typing import Any
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import warn
+from memlane._locks import Lock
 from memlane._native import SlotReader, crc32c
 from memlane.errors import InvalidType
 from memlane.tiers.remote.blocks import HEADER, MAGIC
@@ -105,7 +106,7 @@ class _Folder:
         self._looking = threading.Lock()  # one thread looks; others use what it found before
         self._next = 0.0  # when to look again
         self._skipped: dict[str, float] = {}  # pairs that cannot be read, and until when
-        self._lock = threading.Lock()  # for what follows
+        self._lock = Lock()  # for what follows
         self._pairs: dict[str, tuple[int, SlotReader]] = {}  # with the number of the file
         # The last sequence that is not found any more, by file, and by file and key.
         self._cleared: dict[int, int] = {}
