@@ -157,6 +157,22 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
         directory.rmdir()
 
 
+def test_a_name_of_something_else_is_left_alone() -> None:
+    """Another user may have made the link, where the kernel allows it: a file that is no segment
+    keeps all its names."""
+    precious = SHM / f"precious-{os.getpid()}"
+    link = SHM / "memlane-00000000000000000000000000000006"
+    try:
+        precious.write_bytes(b"precious")
+        link.hardlink_to(precious)
+        sweep()
+        assert precious.read_bytes() == b"precious"
+        assert link.exists()
+    finally:
+        for path in (precious, link):
+            path.unlink(missing_ok=True)
+
+
 @pytest.mark.root
 def test_segment_of_another_user_is_left_alone() -> None:
     dead = start_writer()

@@ -6,6 +6,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,11 @@ import pytest
 
 import memlane
 from memlane import MessageQueue, ShmRingBuffer
+from memlane.engines.vllm import _folder
+from memlane.offload import _start
+from memlane.offload._holding import Holding
 from tests.examples.demo import terminal, without_codes
-from tests.support import PATIENCE
+from tests.support import PATIENCE, Link, start
 from tests.support.queues import (
     fill,
     name_in,
@@ -28,6 +32,8 @@ from tests.support.queues import (
     start_writer,
     sweep,
 )
+from tests.support.regions import new_id, region_of
+from tests.support.regions import path_of as region_path
 
 MEMLANE = [sys.executable, "-m", "memlane"]
 TURNS = os.environ.get("MEMLANE_SOAK_BENCH", "1")
@@ -238,3 +244,60 @@ def test_stuck_names_the_stopped_reader() -> None:
     for process in (reader, writer):
         process.peer.kill()
     sweep()
+
+
+def region_in_folder(instance: str) -> Holding:
+    """As the workers of a vLLM with MEMLANE_VLLM=region have it."""
+    folder, size = str(region_path(instance)), 8 * 4096
+    part = _start.Part(0, size, 0, 1)
+    plan = _start.Plan(folder, f"{folder}/{_folder.FILE}", size, part, part, 1, False)
+    return _folder.within(folder, lambda: Holding(_folder.FILE, 4, 8192, 4096, plan))
+
+
+def hold_region(link: Link, instance: str, is_in_folder: bool) -> None:
+    """Role: has a region, as a file or in a folder of that name."""
+    held = region_in_folder(instance) if is_in_folder else region_of(instance)
+    assert held is not None
+    link.tell()
+    link.hear()
+
+
+@pytest.mark.parametrize("is_in_folder", [False, True])
+def test_clean_knows_regions(is_in_folder: bool) -> None:
+    """Of a killed engine: all that it takes is shown, and removed; a living one's stays."""
+    pytest.importorskip("torch")
+    instance = new_id()
+    holder = start(hold_region, instance, is_in_folder)
+    holder.hear()
+    path = region_path(instance)
+    name = path.name + "/memlane" * is_in_folder
+    try:
+        assert name not in [one["name"] for one in found("clean", "--yes")["leftovers"]]
+        holder.kill()
+        (left,) = [one for one in found("clean")["leftovers"] if one["name"] == name]
+        assert left["bytes"] >= 4 * 2 * 4096
+        assert name in found("clean", "--yes")["removed"]
+        assert not path.exists()
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def test_clean_takes_a_name() -> None:
+    """What may be on its way to another process goes by its name only, and not while it is open."""
+    path = Path(f"/dev/shm/psm_{os.getpid()}_named")
+    path.write_bytes(b"x")
+    try:
+        seen = found("clean", "--foreign", "--yes")["kept"]
+        (kept,) = [one for one in seen if one["name"] == path.name]
+        assert "may have made it" in kept["reason"]
+        assert path.exists()
+        with path.open():
+            assert str(os.getpid()) in run("clean", "--foreign", "--yes", path.name).stdout
+            assert path.exists()
+        assert found("clean", "--foreign", "--yes", str(path))["removed"] == [path.name]
+        assert not path.exists()
+        done = run("clean", "--foreign", "--yes", path.name)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert path.name in done.stderr
+    finally:
+        path.unlink(missing_ok=True)

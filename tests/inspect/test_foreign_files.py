@@ -3,14 +3,18 @@
 import ctypes
 import mmap
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 
+from memlane._base import processes
 from memlane.inspect.foreign import files as foreign_files
 from memlane.inspect.foreign.files import Kept, Sight, Unused, reason_to_keep
 from tests.support import NO_FILES, Link, own_pid_namespace, start, unshare_refusal
@@ -23,20 +27,26 @@ IN_USE = Sight(pids=(7,))
 needs_unshare = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
 
+def made_long_ago(path: Path) -> None:
+    """Before this process, and all others that may have made it, were started."""
+    os.utime(path, (0, 0))
+
+
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """An engine's file that nobody has open."""
+    """An engine's file that nobody has open, and whose maker cannot live any more."""
     path = SHM / f"psm_{uuid.uuid4().hex}"
     path.write_bytes(b"\1" * PAGE)
     path.chmod(0o600)
+    made_long_ago(path)
     yield path
     with suppress(FileNotFoundError):
         path.unlink()
 
 
-def seen(path: Path) -> Unused | Kept | None:
-    """What is said of the file."""
-    free, kept = foreign_files.unused()
+def seen(path: Path, *, is_named: bool = False) -> Unused | Kept | None:
+    """What is said of the file; `is_named`: it was asked for by its name."""
+    free, kept = foreign_files.unused([path.name] if is_named else None)
     files: list[Unused | Kept] = [*free, *kept]
     return next((file for file in files if file.path == str(path)), None)
 
@@ -140,10 +150,51 @@ def test_a_file_that_is_gone_is_no_error(path: Path) -> None:
     assert (removed, kept.name) == ([], path.name)
 
 
-@pytest.mark.parametrize("prefix", foreign_files.PREFIXES)
-def test_every_engine_is_known(prefix: str) -> None:
-    path = SHM / f"{prefix}{uuid.uuid4().hex}"
+def make_block(link: Link) -> None:
+    """Role: writes a block, closes it, and lives on, as one does that sends its name."""
+    block = SharedMemory(create=True, size=PAGE)
+    resource_tracker.unregister(f"/{block.name}", "shared_memory")
+    block.buf[:5] = b"hello"
+    block.close()
+    link.tell(block.name)
+    link.hear()
+
+
+def test_a_block_on_its_way_to_another_process_is_kept() -> None:
+    """Nobody has it open, but its maker lives, and may have sent the name to somebody."""
+    maker = start(make_block)
+    path = SHM / maker.hear()
+    try:
+        kept = seen(path)
+        assert isinstance(kept, Kept), kept
+        assert "may have made it" in kept.reason
+        assert isinstance(seen(path, is_named=True), Unused)
+        maker.tell()
+        maker.result()
+        kept = seen(path)  # whoever got the name may be about to open it
+        assert isinstance(kept, Kept), kept
+    finally:
+        path.unlink()
+
+
+def test_who_was_started_later_has_not_made_it(path: Path) -> None:
+    """Only what is old goes, and what no living Python process of the time can have made."""
+    begun = processes.boot_time() + (processes.start_ticks(os.getpid()) or 0) / os.sysconf(
+        "SC_CLK_TCK"
+    )
+    os.utime(path, (begun + 10, begun + 10))
+    kept = seen(path)
+    assert isinstance(kept, Kept), kept
+    assert re.search(r"may have made it|\d+ s ago", kept.reason)
+    made_long_ago(path)
+    unused_at(path)
+
+
+@pytest.mark.parametrize("kind", foreign_files.KINDS, ids=lambda kind: kind.prefix)
+def test_every_engine_is_known(kind: foreign_files.Kind) -> None:
+    path = SHM / f"{kind.prefix}{uuid.uuid4().hex}"
     path.touch(0o600)
+    made_long_ago(path)
     try:
         unused_at(path)
     finally:
@@ -207,6 +258,7 @@ def test_what_is_handed_over_waits_for_its_reader(path: Path) -> None:
     os.waitpid(child, 0)
     sent = SHM / f"sgl_shm_mm_{child}_{uuid.uuid4().hex[:8]}"
     sent.touch(0o600)
+    made_long_ago(sent)
     try:
         engine = start(keep_open, str(path))
         pid = engine.hear()
@@ -219,17 +271,18 @@ def test_what_is_handed_over_waits_for_its_reader(path: Path) -> None:
         sent.unlink()
 
 
-def look(link: Link, path: str) -> Unused | Kept | None:
+def look(link: Link, path: str, is_named: bool) -> Unused | Kept | None:
     """Role: what a process says that sees no other process."""
-    return seen(Path(path))
+    return seen(Path(path), is_named=is_named)
 
 
 @needs_unshare
 def test_from_another_pid_namespace(path: Path) -> None:
-    """The kernel knows who uses the file, even if /proc cannot show it."""
+    """The kernel knows who uses the file, even if /proc cannot show it; but nobody knows from there
+    who made it, so it goes by its name only."""
 
-    def said() -> Unused | Kept | None:
-        peer = start(look, str(path), method="spawn", command=own_pid_namespace())
+    def said(*, is_named: bool = True) -> Unused | Kept | None:
+        peer = start(look, str(path), is_named, method="spawn", command=own_pid_namespace())
         answer = peer.result()
         assert answer is None or isinstance(answer, (Unused, Kept))
         return answer
@@ -241,6 +294,7 @@ def test_from_another_pid_namespace(path: Path) -> None:
     assert kept.reason == "in use by a process that is not visible from here"
     holder.kill()
     assert isinstance(said(), Unused)
+    assert isinstance(said(is_named=False), Kept)
 
 
 KEPT = [
@@ -249,6 +303,9 @@ KEPT = [
     (Sight(lease="shared"), "not visible"),
     (Sight(lease="alone", creator=7), "its creator lives"),
     (Sight(lease="alone", engine=7), "an engine is running"),
+    (Sight(lease="alone", maker=7), "pid 7 may have made it"),
+    (Sight(lease="alone", age=4.2), "4 s ago"),
+    (Sight(lease="alone", age=1e6, is_whole=False), "another container may have made it"),
     (Sight(unseen=(3, 4, 5, 6, 7, 8)), "pid 3, 4, 5, 6 and 2 more may have it open"),
     (Sight(hides=True), "hides"),
     (Sight(is_whole=False), "other containers"),
@@ -264,6 +321,7 @@ FREE = [
     Sight(),
     Sight(lease="alone"),
     Sight(lease="alone", unseen=(1,), hides=True, is_whole=False),
+    Sight(lease="alone", is_named=True, maker=7, creator=7, engine=7, age=0.0, is_whole=False),
 ]
 
 
@@ -275,3 +333,4 @@ def test_what_is_known_to_be_unused_is_not_kept(sight: Sight) -> None:
 def test_the_caller_may_know_that_there_is_no_other_container() -> None:
     assert reason_to_keep(Sight(is_whole=False), trusts_view=True) is None
     assert reason_to_keep(Sight(lease="shared"), trusts_view=True) is not None
+    assert reason_to_keep(Sight(lease="shared", is_named=True)) is not None

@@ -1,7 +1,12 @@
 """The spans of `memlane trace`, from samples."""
 
+import os
+import stat
+from pathlib import Path
+
 import pytest
 
+from memlane.cli.show import replacing
 from memlane.cli.trace import Track, doing
 
 pytestmark = pytest.mark.unit
@@ -44,3 +49,24 @@ def test_equal_samples_are_one_span() -> None:
         ("waiting", pytest.approx(5000), pytest.approx(5000), 0),
     ]
     assert {(event["pid"], event["tid"], event["ph"]) for event in track.events} == {(7, 1, "X")}
+
+
+def test_the_file_is_not_written_through_links(tmp_path: Path) -> None:
+    """Whoever may write to the folder may lay links there, to files of whoever runs the command."""
+    precious, output = tmp_path / "precious", tmp_path / "trace.json"
+    precious.write_text("precious")
+    (tmp_path / f".trace.json.{os.getpid()}").symlink_to(precious)
+    output.symlink_to(precious)
+    with replacing(output) as file:
+        file.write("{}")
+        assert output.read_text() == "precious"
+    assert precious.read_text() == "precious"
+    assert (output.read_text(), output.is_symlink()) == ("{}", False)
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+
+
+def test_a_file_that_was_not_finished_does_not_stay(tmp_path: Path) -> None:
+    output = tmp_path / "trace.json"
+    with pytest.raises(ZeroDivisionError), replacing(output):
+        1 / 0  # noqa: B018
+    assert list(tmp_path.iterdir()) == []

@@ -93,6 +93,10 @@ def show_live(
 
 @app.command("clean")
 def clean_up(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="With --foreign: these, even if they are new."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is shown.")] = False,
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Also what engines left that is not memlane's.")
@@ -103,7 +107,7 @@ def clean_up(
     from memlane.cli import clean
 
     with _in_a_line():
-        clean.run(yes, foreign, json)
+        clean.run(names or [], yes, foreign, json)
 
 
 @app.command("stuck")

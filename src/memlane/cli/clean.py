@@ -1,34 +1,56 @@
 """`memlane clean`: what dead processes left, shown first and removed only with --yes.
 
 Memlane's own segments are dead if nobody holds a lock on them, whatever their age and pids. Files
-of other programs have no such lock: `inspect.foreign.files` decides when those count as unused.
+of other programs, and regions, whose files have no header, show no lock when nobody has them:
+`inspect.foreign.files` decides when those count as unused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from memlane import _native
 from memlane.cli import show
+from memlane.errors import InvalidArgument
 from memlane.inspect import leftovers
 from memlane.inspect.foreign import files
+from memlane.inspect.segment import FOLDER
 
 _COLUMNS = [("LEFTOVER", "left"), ("KIND", "left"), ("BYTES", "right")]
+_REGIONS = [kind for kind in files.KINDS if kind.is_region]
 
 
-def run(removes: bool, with_foreign: bool, as_json: bool) -> None:
-    own = leftovers()
-    unused, kept = files.unused() if with_foreign else ([], [])
+def run(names: Sequence[str], removes: bool, with_foreign: bool, as_json: bool) -> None:
+    """`names`: only these files, of engines.
+
+    Raises:
+        InvalidArgument: they are none.
+    """
+    if names and not with_foreign:
+        raise InvalidArgument("names are those of engines' files: add --foreign")
+    own = [] if names else [one for one in leftovers() if one.kind != "region"]
+    asked = [name.removeprefix(f"{FOLDER}/") for name in names] or None
+    unused, kept = files.unused(asked, kinds=files.KINDS if with_foreign else _REGIONS)
+    if not with_foreign:
+        kept = []  # regions of living engines
     removed: list[str] = []
     if removes:
         gone, more = files.remove(unused)
-        removed = [*_native.sweep_dead_segments(), *(one.name for one in gone)]
+        swept = [] if names else _native.sweep_dead_segments()
+        removed = [*swept, *(one.name for one in gone)]
         kept += more
+    regions = [one for one in unused if one.kind.is_region]
+    foreign = [one for one in unused if not one.kind.is_region]
     if as_json:
         show.print_json(
             {
-                "leftovers": [{"name": one.name, "bytes": one.used} for one in own],
-                "foreign": [asdict(one) for one in unused],
+                "leftovers": [
+                    *({"name": one.name, "bytes": one.used} for one in own),
+                    *({"name": one.name, "bytes": one.used} for one in regions),
+                ],
+                "foreign": [_as_json(one) for one in foreign],
                 "kept": [asdict(one) for one in kept],
                 "removed": removed,
             }
@@ -37,15 +59,21 @@ def run(removes: bool, with_foreign: bool, as_json: bool) -> None:
     console = show.console()
     rows = [
         *([show.short_name(one.name), one.kind, show.nbytes(one.used)] for one in own),
-        *([one.name, "foreign", show.nbytes(one.used)] for one in unused),
+        *([one.name, "region", show.nbytes(one.used)] for one in regions),
+        *([one.name, "foreign", show.nbytes(one.used)] for one in foreign),
     ]
     if rows:
         console.print(show.table(_COLUMNS, rows, console.width))
     else:
         console.print("nothing was left by dead processes")
-    for one in kept:
-        console.print(f"kept {one.name}: {one.reason}")
+    show.print_lines(console, (f"kept {one.name}: {one.reason}" for one in kept))
     if removes:
         console.print(f"removed {len(removed)}")
     elif rows:
         console.print("`memlane clean --yes` removes these")
+
+
+def _as_json(file: files.Unused) -> dict[str, Any]:
+    made = asdict(file)
+    del made["kind"], made["is_named"]
+    return made

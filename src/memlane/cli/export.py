@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import ipaddress
-import json
 import os
 import select
 import socket
@@ -20,7 +19,7 @@ from typing import Any
 
 from memlane._base import processes
 from memlane.cli.ls import as_json
-from memlane.cli.show import short_name
+from memlane.cli.show import json_text, short_name
 from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space
@@ -204,7 +203,7 @@ class Answer(BaseHTTPRequestHandler):
         source = self.server.source
         made: dict[str, tuple[str, Callable[[], str]]] = {
             "/metrics": (exposition.CONTENT_TYPE, source.metrics),
-            "/json": ("application/json", lambda: json.dumps(source.as_json())),
+            "/json": ("application/json", lambda: json_text(source.as_json())),
             "/": ("text/html; charset=utf-8", page),
         }
         kind, make = made.get(self.path.partition("?")[0], ("", str))
@@ -221,7 +220,7 @@ class Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer(self, status: int, kind: str, text: str) -> None:
-        body = text.encode(errors="backslashreplace")  # a file's name may be no text
+        body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

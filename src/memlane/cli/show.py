@@ -1,16 +1,26 @@
-"""How the command line writes things: sizes, durations, processes, tables that fit the terminal."""
+"""How the command line writes things: sizes, durations, processes, tables that fit the terminal.
+
+What others chose, such as a file's name or a process's title, passes `printable` on its way out.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from memlane._base import processes
+from memlane._base.lifetime import undone_by
+from memlane._base.printable import printable
 from memlane.inspect.segment import Participant, Segment
 
 _PIPED_WIDTH = 200  # a pipe has no width: lines are then not broken
@@ -21,13 +31,47 @@ _HASH = 10  # characters of a generated name that are shown where space is short
 def console() -> Console:
     """Standard output; plain text without colours if it is piped."""
     if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, color_system=None, width=_PIPED_WIDTH)
+        return Console(highlight=False, markup=False, emoji=False)
+    plain: dict[str, Any] = {"color_system": None, "width": _PIPED_WIDTH}
+    return Console(highlight=False, markup=False, emoji=False, **plain)
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Each on one line, or broken by the terminal only."""
+    console.print("\n".join(map(printable, lines)), soft_wrap=True)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    return json.dumps(_printable(value), indent=indent)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {name: _printable(each) for name, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    print(json_text(value, indent=2))
+
+
+@contextmanager
+def replacing(output: Path) -> Iterator[IO[str]]:
+    """A file to write, for this user only, that takes the place of `output` when it is complete:
+    neither it nor what it replaces is written to through a link that another user may have made.
+    """
+    is_own = os.path.lexists(output) and os.lstat(output).st_uid in (0, os.geteuid())
+    if is_own and output.exists() and not output.is_file():  # such as /dev/stdout
+        with output.open("w") as file:
+            yield file
+        return
+    opened, part = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+    with undone_by(partial(Path(part).unlink, missing_ok=True)):
+        with open(opened, "w") as file:
+            yield file
+        os.replace(part, output)
 
 
 def nbytes(count: float) -> str:
@@ -166,7 +210,8 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], wid
         columns: title, and `left` or `right`; those of the left are text, which may be shortened.
     """
     titles = [title for title, _ in columns]
-    widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(titles, *shown, strict=True)]
     names = [number for number, (_, side) in enumerate(columns) if side == "left"]
     while (excess := sum(widths) + len(widths) - 1 - width) > 0:
         widest = max(names, key=lambda number: widths[number])
@@ -175,7 +220,7 @@ def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], wid
         others = [widths[number] for number in names if number != widest]
         widths[widest] -= max(1, min(excess, widths[widest] - max([*others, _LEAST])))
     lines = Text(no_wrap=True, overflow="crop")
-    for number, cells in enumerate([titles, *rows]):
+    for number, cells in enumerate([titles, *shown]):
         placed = zip(cells, widths, columns, strict=True)
         line = " ".join(_cell(cell, wide, side) for cell, wide, (_, side) in placed).rstrip()
         lines.append(line + "\n" * (number < len(rows)), style="" if number else "bold")

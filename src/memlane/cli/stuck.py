@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from rich.console import Console
 
 from memlane.cli import show
 from memlane.inspect import Participant, Wait, segments, stuck
@@ -205,17 +202,11 @@ def look(asked: Asked) -> int:
         show.print_json(answer)
         return int(bool(found))
     console = show.console()
-    for _, _, lines in found:
-        _print(console, lines)
-    for note in seen.notes:
-        _print(console, [note])
+    show.print_lines(console, [line for _, _, lines in found for line in lines])
+    show.print_lines(console, seen.notes)
     if not found:
         console.print(f"nobody has waited for longer than {asked.after:g} s")
     return int(bool(found))
-
-
-def _print(console: Console, lines: Sequence[str]) -> None:
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def watch(asked: Asked, every: float, command: str | None) -> None:
@@ -227,8 +218,8 @@ def watch(asked: Asked, every: float, command: str | None) -> None:
         found = {key: (made, lines) for key, made, lines in Look(asked).found()}
         for key in found.keys() - known:
             made, lines = found[key]
-            text = json.dumps(made)
-            _print(console, [text] if asked.prints_json else lines)
+            text = show.json_text(made)
+            show.print_lines(console, [text] if asked.prints_json else lines)
             if command is not None:
                 subprocess.run(command, shell=True, input=text.encode())
         known = set(found)

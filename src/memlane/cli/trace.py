@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from memlane._base import processes
-from memlane._base.lifetime import undone_by
-from memlane.cli.show import short_name
+from memlane.cli.show import json_text, replacing, short_name
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header
 from memlane.inspect.segment import Known, files, look, opened
@@ -184,20 +181,6 @@ def _name(kind: str, pid: int, number: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": number, "args": {"name": name}}
 
 
-@contextmanager
-def _replacing(output: Path) -> Iterator[IO[str]]:
-    """A file to write that takes the place of `output` when it is complete."""
-    if output.exists() and not output.is_file():  # such as /dev/stdout
-        with output.open("w") as file:
-            yield file
-        return
-    part = output.with_name(f".{output.name}.{os.getpid()}")
-    with undone_by(partial(part.unlink, missing_ok=True)):
-        with part.open("w") as file:
-            yield file
-        part.replace(output)
-
-
 def run(pid: int, seconds: float, output: Path) -> str | None:
     """Samples, and writes the file; returns why there is nothing to see, or None.
 
@@ -209,8 +192,9 @@ def run(pid: int, seconds: float, output: Path) -> str | None:
         watched = watch(pid, stack)
         if not watched:
             return f"process {pid} takes part in no queue and no store"
-        with _replacing(output) as file:
+        with replacing(output) as file:
             count = sample(watched, seconds)
-            json.dump({"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}, file)
+            made = {"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}
+            file.write(json_text(made))
     print(f"{output}: {len(watched)} segments, {count} samples; open it in https://ui.perfetto.dev")
     return None

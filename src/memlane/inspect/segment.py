@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _PREFIX = "memlane-"
 _REGION_PREFIX = "vllm_offload_"
 _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
+_SEARCHED_SINCE = 60.0  # seconds after which each look at a file knows who holds it
 
 Kind = Literal["queue", "ring", "store", "region", "tier", "unknown"]
 State = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
@@ -322,7 +324,7 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
             name,
             kind,
             found.is_named,
-            found.is_named and not is_held and kind != "region",
+            found.is_named and not is_held and (kind != "region" or _is_abandoned(found, facts)),
             tuple(sorted(found.pids)),
             tuple(sorted(found.keepers)),
             facts.st_size,
@@ -367,6 +369,12 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         return segment("unknown", is_held, problem=str(error))
     except (LookupError, ValueError, OverflowError, OSError, struct.error) as error:
         return segment("unknown", is_held, problem=f"damaged, or cut meanwhile: {error!r}")
+
+
+def _is_abandoned(found: Found, facts: os.stat_result) -> bool:
+    """Of a region that nobody locks: an engine's own has no locks, and who holds it may not have
+    been searched for since it was made."""
+    return not (found.pids or found.keepers) and time.time() - facts.st_mtime > _SEARCHED_SINCE
 
 
 def _mode(header: Header) -> Literal["all", "latest"] | None:

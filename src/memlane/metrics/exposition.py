@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from memlane._base.printable import printable
 from memlane.inspect.segment import Deliveries
 from memlane.metrics.catalogue import BOUNDS, Family, cumulative
 
@@ -45,6 +46,7 @@ def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
 
 
 def _escaped(text: str) -> str:
-    if "\\" in text or '"' in text or "\n" in text:
-        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    text = printable(text)
+    if "\\" in text or '"' in text:
+        return text.replace("\\", "\\\\").replace('"', '\\"')
     return text

@@ -72,7 +72,8 @@ def run(output: Path | None, prints_json: bool) -> None:
         with open(os.devnull, "w") as nowhere:
             picture = Console(record=True, width=_WIDTH, file=nowhere, highlight=False)
             _print(picture, machine, results, left_out)
-            picture.save_svg(str(output), title="memlane bench")
+        with show.replacing(output) as file:
+            file.write(picture.export_svg(title="memlane bench"))
 
 
 def _check(output: Path) -> None:

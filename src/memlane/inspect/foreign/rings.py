@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from memlane._base import processes
 from memlane._base.processes import State
 from memlane.errors import InvalidArgument
+from memlane.inspect.foreign.files import KINDS
 from memlane.inspect.segment import FOLDER
 from memlane.inspect.stacks import Frame, NoStack, Stack
 
-_PREFIXES = ("psm_", "sgl_shm_mq_")
+_PREFIXES = tuple(kind.prefix for kind in KINDS if kind.is_ring)
 _MIB = 1 << 20
 _MOST_READERS = 4096
 _CHUNKS_VARIABLE = "VLLM_MQ_MAX_CHUNK_BYTES_MB"
