@@ -589,6 +589,32 @@ def test_a_descriptor_outlives_close() -> None:
         selector.unregister(reader)
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["waiting", "with a message"])
+def test_a_cancelled_call_is_over_at_once(is_there: bool) -> None:
+    """Also before the cancelled task has run again, which has then consumed nothing."""
+
+    async def play(writer: MessageQueue, reader: MessageQueue) -> None:
+        cancelled = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.02)
+        if is_there:
+            writer.enqueue(1)
+        cancelled.cancel()
+        if not is_there:
+            asyncio.get_running_loop().call_later(0.02, writer.enqueue, 1)
+        assert await reader.adequeue(PATIENCE) == 1
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        waiting = asyncio.create_task(reader.adequeue(PATIENCE))
+        await asyncio.sleep(0.02)
+        with refuses(ConcurrentUse):  # that one is not cancelled
+            await reader.adequeue()
+        writer.enqueue(2)
+        assert await waiting == 2
+
+    with queue_of(1) as (writer, (reader,)):
+        asyncio.run(play(writer, reader))
+
+
 def test_first_ready_hears_of_a_close_in_another_thread() -> None:
     with queue_of() as (_, (reader,)), queue_of() as (_, (other,)):
         waits = Aside(first_ready, [other, reader], PATIENCE).until_blocked()

@@ -31,6 +31,15 @@ class _Turn:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.waiter: asyncio.Future[None] | None = None
+        self._task = asyncio.current_task(loop)
+        self._cancels = 0 if self._task is None else self._task.cancelling()
+
+    def is_over(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether it attempts nothing more: its loop is closed, or its task was cancelled, even if
+        that has not run since. Only the task's own `loop` knows of that."""
+        if self._task is None or loop is not self.loop:
+            return self.loop.is_closed()
+        return self._task.cancelling() > self._cancels
 
 
 class Awaiting:
@@ -64,10 +73,14 @@ class Awaiting:
         """
         deadline = Deadline(timeout)
         self._end.check()
-        if self._turn is not None and not self._turn.loop.is_closed():
-            raise ConcurrentUse("another coroutine awaits this queue; one at a time may")
+        loop = asyncio.get_running_loop()
+        if self._turn is not None:
+            if not self._turn.is_over(loop):
+                raise ConcurrentUse("another coroutine awaits this queue; one at a time may")
+            if self._turn.waiter is not None:
+                self._end.show_waiting(False, False)
         stall = Stall(self._end.stall_line) if is_send else None
-        turn = _Turn(asyncio.get_running_loop())
+        turn = _Turn(loop)
         self._turn = turn  # directly before `try`: a signal handler may raise at any call
         try:
             self._calls += 1
@@ -109,7 +122,8 @@ class Awaiting:
             await waiter
         finally:
             turn.waiter = None
-            self._end.show_waiting(False, False)
+            if self._turn is turn:  # else another call has begun since this was cancelled
+                self._end.show_waiting(False, False)
             if timer is not None:
                 timer.cancel()
 
