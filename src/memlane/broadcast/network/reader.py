@@ -392,10 +392,13 @@ class NetworkReader(NetworkEnd):
     # Watching -----------------------------------------------------------------------------------
 
     def watch(self) -> ShownWatch:
-        """From now on the thread receives at once, unless a call does."""
+        """From now on the thread receives at once, unless a call does. What has come before is
+        shown when this returns."""
         watch = self._new_watch()
-        with self.locked():
+        with self.locked() as is_free:
             self._is_selected = True
+            if is_free and not self._is_hearing:
+                self._show(_AT_ONCE)
             self.nudge()
         return watch
 
