@@ -69,6 +69,7 @@ def test_import_loads_nothing() -> None:
     assert {name for name in loaded if name.startswith("memlane")} == {
         "memlane",
         "memlane._importing",
+        "memlane._locks",
     }
     assert not {name.partition(".")[0] for name in loaded} & {*HEAVY, "numpy", "typing"}
 
@@ -87,6 +88,7 @@ def test_a_name_loads_its_own_system(name: str, systems: set[str]) -> None:
     loaded = said_by(LOADED.format(code=f"import memlane; memlane.{name}")).split()
     assert {part.split(".")[1] for part in loaded if part.startswith("memlane.")} == {
         "_importing",
+        "_locks",
         *systems,
     }
     assert not {part.partition(".")[0] for part in loaded} & HEAVY
