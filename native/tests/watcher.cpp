@@ -26,7 +26,7 @@ struct Pair {
         : geometry{1, 64, chunks},
           segment(testing::new_segment(geometry)),
           writer(segment, geometry, 64),
-          reader(segment->join_same_mapping(1), geometry, 0, 64) {}
+          reader(segment->join_same_mapping(1), geometry, 0, 0, 64) {}
 
     broadcast::RingGeometry geometry;
     std::shared_ptr<core::Segment> segment;
