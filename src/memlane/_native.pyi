@@ -147,6 +147,10 @@ class FrameBatch:
     """Small messages that wait for each other, to share a frame."""
 
     def __init__(self, codec: object, header: bytes, most: int) -> None: ...
+    @property
+    def has_put(self) -> bool:
+        """Whether the last call of `put` has taken its message."""
+
     def put(self, object: object) -> bool | None:
         """
         None: it is not in it, and must be sent alone. Otherwise whether to send the frame now.

@@ -1,5 +1,6 @@
 """A signal handler raises in the middle of a call to another host, at any moment."""
 
+import os
 import random
 import signal
 from operator import itemgetter
@@ -29,14 +30,15 @@ def write_interrupted(link: Link, seed: int, n_local: int) -> list[int]:
         writer.wait_until_ready(PATIENCE)
         while count < MANY:
             message = (number, bytes(dice.choice(SMALL)))
+            is_inside = True
             try:
                 with alarm_after(dice.uniform(1e-6, 2e-4)):
                     writer.enqueue(message, PATIENCE)
-                    is_sent = True
+                    is_inside = False
+                    os.getpid()  # what came after the message was sent is raised here at the latest
             except Alarm:
-                count += 1
-            else:
-                assert is_sent
+                count += is_inside
+            if not is_inside:
                 sent.append(number)
             number += 1
         until(lambda: all(row.behind == 0 for row in writer.statistics().readers))
@@ -45,8 +47,8 @@ def write_interrupted(link: Link, seed: int, n_local: int) -> list[int]:
 
 @pytest.mark.parametrize("n_local", [0, 1], ids=["remote", "mixed"])
 def test_a_writer_is_interrupted_anywhere(n_local: int) -> None:
-    """What enqueue returned for is read by all, once and in order; what it raised for by all of
-    them or by none. No call stays open that nobody can end.
+    """What enqueue returned for is read by all, once and in order; what it raised for by none. No
+    call stays open that nobody can end.
 
     Mixed, it fails without the guard: the ring had got what was not committed for the network.
     """
@@ -58,9 +60,8 @@ def test_a_writer_is_interrupted_anywhere(n_local: int) -> None:
         assert reader.hear() == "attached"
     sent = writer.result()
     first, *others = [reader.result()[0] for reader in readers]
-    assert first == sorted(set(first))
+    assert first == sent
     assert others == [first] * (1 + n_local)
-    assert set(sent) <= set(first)
 
 
 def test_a_reader_is_interrupted_anywhere() -> None:

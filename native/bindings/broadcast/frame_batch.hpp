@@ -39,6 +39,7 @@ public:
 
     // None: the message is not here, and must be sent alone. Otherwise whether to send the frame now.
     nb::object put(nb::handle object) {
+        has_put_ = false;
         if (!batch_.is_stream(os::monotonic_now()) || !batch_.fits(0) || generation_ != os::fork_generation().load())
             return nb::none();
         const auto found = without_pickling(object, encode_plain_);
@@ -54,8 +55,12 @@ public:
             os::set_timer(timer_.file(), os::Deadline::after(broadcast::FrameBatch::kLongest));
             is_timed_ = true;
         }
-        return nb::bool_(batch_.add(static_cast<std::uint8_t>(found->kind), message));
+        const bool is_due = batch_.add(static_cast<std::uint8_t>(found->kind), message);
+        has_put_ = true;
+        return nb::bool_(is_due);
     }
+    // Whether the last call of `put` has taken its message, whatever a signal handler raised after it.
+    bool has_put() const noexcept { return has_put_; }
 
     void open(std::uint64_t sequence, std::int64_t messages, std::int64_t bytes) noexcept {
         batch_.open(sequence, messages, bytes, os::monotonic_now());
@@ -86,6 +91,7 @@ private:
     broadcast::FrameBatch batch_;
     os::OwnFile timer_;
     bool is_timed_ = false;
+    bool has_put_ = false;
     const std::uint64_t generation_ = os::fork_generation().load();
 };
 
@@ -125,6 +131,7 @@ inline void bind_frame_batch(nb::module_& m) {
           "The messages of a frame, from that sequence on, as tuples of `type`; None: it is no such frame.");
     nb::class_<BoundFrameBatch>(m, "FrameBatch", "Small messages that wait for each other, to share a frame.")
         .def(nb::init<const nb::object&, const nb::bytes&, std::size_t>(), "codec"_a, "header"_a, "most"_a)
+        .def_prop_ro("has_put", &BoundFrameBatch::has_put, "Whether the last call of `put` has taken its message.")
         .def("put", [](BoundFrameBatch& self, nb::handle object) { return self.put(object); }, "object"_a.none(),
              nb::sig("def put(self, object: object) -> bool | None"),
              "None: it is not in it, and must be sent alone. Otherwise whether to send the frame now.")

@@ -14,7 +14,7 @@ from memlane._base.diagnosis import VLLM_WORDS, blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
-from memlane._native import Encoder, FrameBatch
+from memlane._native import Encoder, FrameBatch, after_return
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
 from memlane.broadcast.local import LocalWriter, SendsNothing
@@ -32,7 +32,7 @@ from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics
 from memlane.broadcast.watching import NOW
-from memlane.errors import Closed, CorruptMessage, TimedOut, Unsupported
+from memlane.errors import Closed, CorruptMessage, MemlaneError, TimedOut, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.protocol.writer_session import Due
     from memlane.broadcast.watching import ShownWatch, Watching
-    from memlane.errors import MemlaneError
 
 
 RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
@@ -99,7 +98,7 @@ class NetworkWriter(NetworkEnd):
         self._was_interrupted = False  # a signal handler has interrupted sending or receiving
         self._is_receiving = False  # receiving, so a reader's frame may have been lost
         self._has_told = False  # that nobody reads any more
-        self.sending: Sending = SendsNothing()
+        self.sending: Sending = SendsNothing()  # `send` itself knows
         self._stages = False  # the call that is under way has staged a message
         self._unheard = 0  # bytes sent since readers' frames were last read
         self._credit = 0  # messages that may be sent without another look
@@ -159,32 +158,48 @@ class NetworkWriter(NetworkEnd):
 
     def send(self, obj: Any, timeout: float | None) -> None:
         deadline = NEVER if timeout is None else Deadline(timeout)
-        if (is_due := self._batch.put(obj)) is not None:
-            if is_due:
-                self._send_batch()
-            return
+        before: int | None = None
+        try:
+            if (is_due := self._batch.put(obj)) is not None:
+                if is_due:
+                    self._send_batch()
+                return
+            with self.guard:
+                self._begin()
+                before = self._sent()
+                self._send_alone(obj, timeout, deadline)
+        except MemlaneError:
+            raise
+        except BaseException as error:  # of a signal handler, perhaps after the message was sent
+            if not self._batch.has_put and (before is None or self._sent() == before):
+                raise
+            after_return.error = error  # no call, after which another handler could run
+
+    def _sent(self) -> int:
+        """A number that grows with the message: what is staged is settled by the ring's."""
+        return self.session.next if self._local is None else self._local.position
+
+    def _send_alone(self, obj: Any, timeout: float | None, deadline: Deadline) -> None:
         encoder = self._encoder
-        with self.guard:
-            self._begin()
-            try:
-                size = encoder.encode(obj)
-                if timeout is NOW:
-                    self._wanted = size
-                if encoder.kind != Kind.PLAIN:
-                    self.check()  # pickling may have forked
-                if size <= PIECE and size <= self._room and self._local is None:
-                    self._publish_alone(size)
-                    return
-                must_wait = size > self._room and self._reserve(size, deadline)
-                has_waited = must_wait and timeout != 0
-                # Whatever may fail happens before the ring publishes.
-                self._stage(pieces_of(encoder, self.session.epoch, self.session.next, size), size)
-                if self._local is not None:
-                    left = deadline.left() if has_waited else timeout
-                    self._local.native.send_encoded(encoder, left, self)
-                self._publish()
-            finally:
-                encoder.clear()
+        try:
+            size = encoder.encode(obj)
+            if timeout is NOW:
+                self._wanted = size
+            if encoder.kind != Kind.PLAIN:
+                self.check()  # pickling may have forked
+            if size <= PIECE and size <= self._room and self._local is None:
+                self._publish_alone(size)
+                return
+            must_wait = size > self._room and self._reserve(size, deadline)
+            has_waited = must_wait and timeout != 0
+            # Whatever may fail happens before the ring publishes.
+            self._stage(pieces_of(encoder, self.session.epoch, self.session.next, size), size)
+            if self._local is not None:
+                left = deadline.left() if has_waited else timeout
+                self._local.native.send_encoded(encoder, left, self)
+            self._publish()
+        finally:
+            encoder.clear()
 
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
         """Remote readers do not get the raw bytes; they raise `CorruptMessage` instead."""
