@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memlane._importing import fork_waits
 from memlane.tiers.chain import ChainStatistics, TierChain, TierUse
 from memlane.tiers.disk import DiskStatistics, DiskTier, Latency
 from memlane.tiers.pool import BlockPool, Forecast, Pin, Policy, PoolStatistics, Reservation
@@ -22,15 +23,13 @@ _REMOTE = {
     "RedisTier": "redis",
     "ReplicaTier": "replicas",
 }
-_FORMER = ("Held", "Hold", "RemoteHold")  # names that `TierPin` had
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        return TierPin
     if name not in _REMOTE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.remote.{_REMOTE[name]}"), name)
+    with fork_waits:
+        return getattr(import_module(f"{__name__}.remote.{_REMOTE[name]}"), name)
 
 
 __all__ = [
