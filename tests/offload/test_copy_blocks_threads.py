@@ -131,7 +131,7 @@ def handle(*_):
 signal.signal(signal.SIGUSR1, handle)
 def signals():
     while not ended:
-        time.sleep(0.07)
+        time.sleep(0.07)  # at any moment of a move, or between two
         os.kill(owner, signal.SIGUSR1)
 signaller = threading.Thread(target=signals)
 signaller.start()

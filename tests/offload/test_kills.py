@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from tests.support import Link, Peer, PeerGone, start
-from tests.support.queues import BOUND
+from tests.support import PATIENCE, Link, Peer, PeerGone, start
 from tests.support.regions import PAGE, new_id, path_of, region_of
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_REGIONS", "40"))
@@ -51,7 +50,7 @@ def test_everybody_is_killed(participants: int | None) -> None:
         said = [False, False]
         if dice.random() < 0.5:  # in use, or in cleanup; else while they start
             said = [bool(peer.hear() == "started") for peer in peers]
-        time.sleep(dice.random() * 0.02)
+        time.sleep(dice.random() * 0.02)  # they die at any moment
         started = []
         for peer in peers:  # or the second could start alone, once the first is dead
             peer.stop()
@@ -64,8 +63,8 @@ def test_everybody_is_killed(participants: int | None) -> None:
             assert not path_of(instance).exists()
         left += path_of(instance).exists()
 
-        # The dead are not waited for: not for so long, however busy the machine is itself.
-        shape = {"blocks": BLOCKS, "participants": participants, "timeout": BOUND}
+        # The dead are not waited for.
+        shape = {"blocks": BLOCKS, "participants": participants, "timeout": PATIENCE}
         with region_of(instance, 0, **shape) as one, region_of(instance, 1, **shape) as other:
             assert (one._creator, other._creator) == (True, False)
             assert path_of(instance).exists() == (participants is None)

@@ -229,7 +229,7 @@ def test_kills_in_the_middle() -> None:
             doomed.hear()
             places = [writer.put((turn, n), bytes([n]) * 900) for n in range(6)]
             doomed.tell(places)
-            time.sleep(0.001 * (turn % 5))  # anywhere in its loop
+            time.sleep(0.001 * (turn % 5))  # it dies anywhere in its loop
             doomed.kill()
             for n, place in enumerate(places):
                 assert steady.get(*place) == bytes([n]) * 900

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support import Link, private_shm, start, unshare_refusal
+from tests.support import PATIENCE, Link, private_shm, start, unshare_refusal
 from tests.support.missing import needed
 from tests.support.queues import refuses
 from tests.support.stores import BytesSerde, Ring, Storage
@@ -49,7 +49,7 @@ def play(_link: Link) -> list[int]:
 
 def test_a_ring_of_more_than_2_gib() -> None:
     """Every object comes through, wherever it lies; an allocation of 2 GiB is refused clearly."""
-    addresses = start(play, method="spawn", command=private_shm("3g")).result(timeout=200)
+    addresses = start(play, method="spawn", command=private_shm("3g")).result(5 * PATIENCE)
     print(f"\naddresses up to {max(addresses)}")
     assert max(addresses) > 2**32
     assert len(set(addresses)) > 10

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from memlane import ShmObjectStorageHandle
-from tests.support import Link, start
+from tests.support import PATIENCE, Link, start
 from tests.support.queues import BOUND, refuses
 from tests.support.stores import Paced, Storage, start_store_reader, store_of
 
@@ -22,7 +22,7 @@ assert SECONDS > BOUND
 class Halting(Paced):
     """Who stops it does so when it is halfway, and tells it to go on before it runs again."""
 
-    patience = SECONDS + 60
+    patience = SECONDS + PATIENCE
 
 
 def reading(link: Link, handle: ShmObjectStorageHandle, place: tuple[int, int], how: str) -> bytes:
@@ -60,7 +60,7 @@ def test_a_reader_that_stops_in_the_middle(how: str) -> None:
         until_when = time.monotonic() + SECONDS
         refusals = 0
         number = 0
-        while time.monotonic() < until_when:
+        while refusals <= 3 or time.monotonic() < until_when:
             if number < 9:
                 other.call("get", *writer.put(number, b"%d" % number))
                 number += 1
@@ -68,8 +68,7 @@ def test_a_reader_that_stops_in_the_middle(how: str) -> None:
             with refuses(MemoryError, match=f"reader 0 .pid {slow.pid}, stopped"):
                 writer.put("more", b"x")
             refusals += 1
-            time.sleep(SECONDS / 20)
-        assert refusals > 3
+            time.sleep(SECONDS / 20)  # nothing changes
         assert writer.is_cached("k")
         with writer.ring_buffer.access_buf(place[0]) as (data, _):
             assert bytes(data[4:56]) == VALUE

@@ -10,6 +10,7 @@ import numpy as np
 
 from memlane.tiers import DiskTier
 from memlane.tiers.conformance import content, key, wait_for
+from tests.support import PATIENCE
 
 
 def capacity_of(blocks: int, row_bytes: int) -> int:
@@ -20,9 +21,9 @@ def capacity_of(blocks: int, row_bytes: int) -> int:
 
 
 def tier_on(folder: Path, rows: Any, capacity: int, **options: Any) -> DiskTier:
-    """A tier of so many blocks."""
+    """A tier of so many blocks, whose calls do not expire."""
     nbytes = capacity_of(capacity, rows.shape[1])
-    return DiskTier(folder, rows, nbytes, **{"policy": "lru", **options})
+    return DiskTier(folder, rows, nbytes, **{"policy": "lru", "timeout": PATIENCE, **options})
 
 
 def check_all(tier: DiskTier, rows: Any, numbers: Iterable[int]) -> int:

@@ -6,8 +6,10 @@ slots a large tier recovers (default 20,000).
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import select
 import signal
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from memlane import TierInUse
 from memlane.tiers import DiskTier
 from memlane.tiers.conformance import content, key, wait_for
-from tests.support import PATIENCE, Link, start, until
+from tests.support import PATIENCE, Link, assert_in_time, start, until
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_TIER_KILLS", "20"))
@@ -43,7 +45,9 @@ def storing(link: Link, folder: Path, seed: int, direct: bool) -> None:
         busy: dict[int, list[int]] = {}
         written: set[int] = set()  # since the last drain
         free = list(range(16))
-        while True:
+        for turn in itertools.count():
+            if turn == 50:
+                link.tell("has worked")
             numbers = dice.sample(range(KEYS), min(len(free), 4))
             at = [free.pop() for _ in numbers]
             for row, number in zip(at, numbers, strict=True):
@@ -75,7 +79,9 @@ def test_a_process_that_stores_is_killed(tmp_path: Path) -> None:
     for number in range(ROUNDS):
         peer = start(storing, folder, number, bool(number % 2))
         assert peer.hear() == "stores"
-        time.sleep(dice.random() * 0.15)
+        if number % 4:
+            assert peer.hear() == "has worked"
+        time.sleep(dice.random() * 0.05)  # it dies at any moment
         os.kill(peer.pid, signal.SIGKILL)
         rows = np.zeros((2, ROW), np.uint8)
         until(lambda: not is_used(folder), "its lock has gone")
@@ -132,7 +138,7 @@ def forgetting(link: Link, folder: Path) -> None:
     with tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=BLOCKS) as tier:
         tier.store([key(1), key(2)], [0, 1])
         tier.forget([key(1)])
-        time.sleep(0.3)
+        select.select([tier.fileno()], [], [])  # it is stored
         link.tell("forgotten")
         link.hear(PATIENCE)
 
@@ -161,11 +167,11 @@ def test_a_large_tier_is_there_at_once(tmp_path: Path) -> None:
             assert wait_for(tier, tier.store(batch, np.arange(len(batch)))).ok.all()
     began = time.monotonic()
     with DiskTier(tmp_path, rows, nbytes, policy="lru", direct=False) as tier:
-        seconds = time.monotonic() - began
+        moment = time.monotonic()
         assert tier.statistics().recovered == SLOTS
         assert all(tier.has([key(number) for number in numbers]))
         last = SLOTS - 7
         assert wait_for(tier, tier.load([key(last)], [3])).ok.all()
         assert (rows[3] == last % 251).all()
-    print(f"\n{SLOTS} slots: {seconds:.3f} s")
-    assert seconds < 1.0 * max(1.0, SLOTS / 1e6) * 5  # a busy machine; the figure is printed
+    print(f"\n{SLOTS} slots: {moment - began:.3f} s")
+    assert_in_time(max(1.0, SLOTS / 1e6), began, moment)

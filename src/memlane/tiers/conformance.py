@@ -31,7 +31,7 @@ from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
 from memlane.tiers.tier import Done, Ticket, Tier
 
 Blocks = npt.NDArray[np.uint8]
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 
 
 def key(number: int) -> bytes:
