@@ -21,7 +21,7 @@ from memlane.engines.vllm import _folder
 from memlane.offload import _start
 from memlane.offload._holding import Holding
 from tests.examples.demo import terminal, without_codes
-from tests.support import PATIENCE, Link, start
+from tests.support import PATIENCE, Link, start, until
 from tests.support.queues import (
     fill,
     name_in,
@@ -232,13 +232,16 @@ def test_stuck_names_the_stopped_reader() -> None:
     writer.call(fill)
     writer.begin("enqueue", 1, timeout=PATIENCE).until_blocked()
     name = name_in(writer.greeting)
-    text = ""
-    for _ in range(50):
-        done = run("stuck", "--after", "0.2", "--no-stacks")
-        text = done.stdout
-        if name[8:18] in text:
-            break
-    assert done.returncode == 1
+
+    runs: list[subprocess.CompletedProcess[str]] = []
+
+    def is_named() -> bool:
+        runs.append(run("stuck", "--after", "0.2", "--no-stacks"))
+        return name[8:18] in runs[-1].stdout
+
+    until(is_named)
+    text = runs[-1].stdout
+    assert runs[-1].returncode == 1
     assert re.search(rf"reader 0 \(pid {reader.pid} .*, stopped, 2 behind", text)
     assert f"kill -CONT {reader.pid}" in text
     for process in (reader, writer):

@@ -28,7 +28,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from memlane import Handle, MessageQueue, ShmRingBuffer, WriterClosed
-from tests.support import PATIENCE, Aside, Link, dismiss, start, until
+from tests.support import PATIENCE, Aside, Link, assert_in_time, dismiss, start, until
 from tests.support.exporters import Browser, Exporter, browser, exporter
 from tests.support.missing import needed
 from tests.support.queues import name_in, path_of, queue_of, start_reader
@@ -192,21 +192,27 @@ def connect(served: Exporter) -> socket.socket:
 def send_slowly(client: socket.socket) -> None:
     while True:
         client.sendall(b"x")
-        time.sleep(0.1)
+        time.sleep(0.1)  # the time is what is tested
+
+
+def test_clients_that_are_too_many() -> None:
+    """Are turned away."""
+    with exporter(_MOST_CLIENTS=4, _PATIENCE=PATIENCE) as served, ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(connect(served))
+        with pytest.raises(ConnectionError):
+            served.metrics()
 
 
 def test_clients_that_are_slow() -> None:
-    """Are turned away when there are too many, and once their time is over, also if they go on to
-    send; others are served."""
-    with exporter(_MOST_CLIENTS=4, _PATIENCE=3.0) as served, ExitStack() as stack:
+    """Are turned away once their time is over, also if they go on to send; others are served."""
+    with exporter(_MOST_CLIENTS=1, _PATIENCE=1.0) as served:
         began = time.monotonic()
-        client, *_ = [stack.enter_context(connect(served)) for _ in range(4)]
-        with pytest.raises(ConnectionError):
-            served.metrics()
-        with pytest.raises(ConnectionError):
-            send_slowly(client)
-        assert time.monotonic() - began > 2.9
-        until(lambda: is_served(served), "their time is over", pause=0.2)
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            with pytest.raises(ConnectionError):
+                send_slowly(client)
+            assert time.monotonic() - began > 0.9
+            until(lambda: is_served(served), "its time is over", pause=0.2)
 
 
 def test_processes_that_come_and_go() -> None:
@@ -284,7 +290,7 @@ def sending(link: Link, count: int) -> None:
         writer.wait_until_ready(PATIENCE)
         while not link.has_word():
             writer.enqueue(b"x" * 100, PATIENCE)
-            time.sleep(0.002)
+            time.sleep(0.002)  # the work
 
 
 def taking(link: Link, handle: Handle, rank: int) -> None:
@@ -330,13 +336,13 @@ def test_the_page(tmp_path: Path) -> None:
                 until(lambda: page.run('return document.querySelectorAll(".card svg").length >= 1'))
                 until(lambda: page.run('return document.querySelector(".spark").points.length > 2'))
                 assert not page.run(OVERFLOWS)
-                assert page.run(BANNER) == []
+                until(lambda: page.run(BANNER) == [], "nobody is stuck")
                 page.shoot(tmp_path / f"{width}-{'dark' if dark else 'light'}.png")
         os.kill(readers[1].pid, signal.SIGSTOP)
         stopped = time.monotonic()
         try:
             until(lambda: page.run(BANNER), "the banner is there")
-            assert time.monotonic() - stopped < 2.0
+            assert_in_time(2.0, stopped)
             (sentence,) = page.run(BANNER)
             assert "no free chunk" in sentence
             assert f"reader 1 (pid {readers[1].pid}" in sentence
@@ -382,7 +388,7 @@ def test_prometheus(tmp_path: Path) -> None:
                         return json.load(found)["data"]
 
                 until(lambda: has_scraped(ask), "it has scraped")
-                assert ask("alerts")["alerts"] == []
+                until(lambda: ask("alerts")["alerts"] == [], "nobody is stuck")
                 for expression in dashboard():
                     ask("query?query=" + urllib.parse.quote(expression))  # or status 400
                 os.kill(readers[2].pid, signal.SIGSTOP)
@@ -391,7 +397,8 @@ def test_prometheus(tmp_path: Path) -> None:
                 if PICTURES is not None:
                     with browser() as page:
                         page.open(f"http://127.0.0.1:{where}/classic/alerts", 1100, dark=False)
-                        time.sleep(3.0)
+                        drawn = 'return document.body.innerText.includes("MemlaneStuck")'
+                        until(lambda: page.run(drawn), "the alert is shown")
                         page.shoot(picture(tmp_path, "alert.png", page, 560))
             finally:
                 os.kill(readers[2].pid, signal.SIGCONT)
@@ -459,24 +466,29 @@ def test_a_timeline(tmp_path: Path) -> None:
 
 def test_a_timeline_of_a_process_that_is_killed(tmp_path: Path) -> None:
     """It waits until then, and no longer."""
-    output = tmp_path / "trace.json"
+    # Samples are seldom on a busy machine, and a wait and a death that last longer have more.
+    assert any(waits_until_killed(tmp_path / "trace.json", pause) for pause in (0.5, 2.0, 8.0))
+
+
+def waits_until_killed(output: Path, pause: float) -> bool:
+    """Whether a reader that waits so long, and is dead so long, is shown as waiting until then."""
     with MessageQueue(1, 1) as writer:
         peer = start(taking, writer.export_handle(), 0)
         writer.wait_until_ready(PATIENCE)
         output.write_text("before")
         command = [sys.executable, "-m", "memlane", "trace", str(os.getpid()), "-o", str(output)]
         with subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE) as tracing:
-            until(lambda: len(os.listdir(tmp_path)) == 2, "it has begun")
-            time.sleep(0.5)
+            until(lambda: len(os.listdir(output.parent)) == 2, "it has begun")
+            time.sleep(pause)  # the time is what is drawn
             assert output.read_text() == "before"
             killed = peer.kill()
-            time.sleep(0.5)
+            time.sleep(pause)
             tracing.send_signal(signal.SIGINT)
             assert tracing.wait(PATIENCE) == 0
-        assert os.listdir(tmp_path) == ["trace.json"]
-        spans = [e for e in json.loads(output.read_text())["traceEvents"] if e["ph"] == "X"]
-        (last,) = [span["ts"] + span["dur"] for span in spans if span["pid"] == peer.pid]
-        assert abs(last / 1e6 - killed) < 0.2
+    assert os.listdir(output.parent) == [output.name]
+    spans = [e for e in json.loads(output.read_text())["traceEvents"] if e["ph"] == "X"]
+    ends = [span["ts"] + span["dur"] for span in spans if span["pid"] == peer.pid]
+    return len(ends) == 1 and abs(ends[0] / 1e6 - killed) < 0.4 * pause
 
 
 @CHROMIUM

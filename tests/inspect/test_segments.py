@@ -16,7 +16,7 @@ from memlane.inspect.segment import Participant, Segment
 from memlane.inspect.waits import waits_in
 from memlane.tiers import BlockPool
 from memlane.tiers.conformance import wait_for
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, assert_in_time, until
 from tests.support.disk_tiers import tier_on
 from tests.support.queues import (
     fill,
@@ -325,16 +325,16 @@ def own_tiers() -> list[Segment]:
 def test_delivery_times() -> None:
     """Of every message of a slow queue; of a fast one of some."""
     with queue_of() as (writer, (reader,)):
-        name = name_in(writer.export_handle())
+        name, began = name_in(writer.export_handle()), time.monotonic()
         for number in range(3):
             time.sleep(0.02)
             writer.enqueue(number)
-            time.sleep(0.03)
+            time.sleep(0.03)  # the time is what is tested
             assert reader.dequeue() == number
         deliveries = seen(name).participants[1].deliveries
         assert deliveries is not None
         assert sum(deliveries.counts[15:]) == sum(deliveries.counts) == 3  # 16 ms and more
-        assert 0.09 <= deliveries.seconds < 1.0
+        assert 0.09 <= deliveries.seconds < time.monotonic() - began
         began = time.monotonic()
         for number in range(20_000):
             writer.enqueue(number)
@@ -373,7 +373,7 @@ def test_a_name_that_goes_soon_after_a_search() -> None:
             writer.wait_until_ready(PATIENCE)
             began = time.monotonic()
             until(lambda: is_seen(looks, name), "it is there again", pause=0.1)
-            assert time.monotonic() - began < 3.0
+            assert_in_time(2.0, began)  # and a search
 
 
 def is_seen(looks: Looks, name: str) -> bool:
