@@ -18,8 +18,9 @@ from .ending import say
 from .image_store import ImageWriter
 from .worker import START_SECONDS, Report
 
-CLOSE_SECONDS = 5.0
-"""How long workers may take to leave before they are killed."""
+CLOSE_SECONDS = 10.0
+"""How long workers may take to leave before they are killed: less than a second each, unless the
+machine is busy."""
 
 SILENT_SECONDS = 1.0
 """After this time the user is told which workers have not left yet."""

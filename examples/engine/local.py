@@ -93,7 +93,7 @@ class LocalCrew(Crew):
     blocks, workers and scheduler share an offload region, with a tier behind it.
     """
 
-    dying_seconds = 0.5  # a process drops its locks just before its exit code is known
+    dying_seconds = 5.0  # a process drops its locks just before its exit code is known
 
     def __init__(
         self,

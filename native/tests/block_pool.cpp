@@ -3,7 +3,7 @@
 #include "tiers/block_pool.hpp"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -136,10 +136,10 @@ void pinned_blocks_are_passed_once() {
     numbers.resize(blocks / 10 * 9);
     const Keys keys(numbers);
     CHECK(pool.pin(keys.asked).size() == numbers.size());
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of the processor
     for (std::uint64_t number = blocks; number < 2 * blocks; ++number) CHECK(store(pool, {number}, index).size() == 1);
     // Passing all of the pinned blocks each time would take minutes.
-    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+    CHECK((std::clock() - start) / CLOCKS_PER_SEC < 20);
 }
 
 }  // namespace

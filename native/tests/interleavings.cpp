@@ -67,33 +67,44 @@ void turn_between_the_readers_two_loads() {
     }
 }
 
+// Whether `wait` ends before the slice that would rescue a lost wake-up. A busy machine may take as long once, not always.
+template <class Wait>
+bool is_woken(Wait wait) {
+    for (int tries = 0; tries < 50; ++tries) {
+        const os::Nanoseconds before = os::monotonic_now();
+        wait();
+        if (os::monotonic_now() - before < core::kSlice) return true;
+    }
+    return false;
+}
+
 // A message arrives when the reader has found nothing and is about to set `parked`, before and after it reads the word.
 void no_wake_up_is_lost() {
     for (const char* point : {"wake.load", "park.store"}) {
-        Pair pair;
-        bool sent = false;
-        at_point[point] = [&] {
-            sent = true;
-            pair.send(6);
-        };
-        const os::Nanoseconds before = os::monotonic_now();
-        CHECK(pair.reader.begin(os::Deadline::never(), keep_waiting).status == Status::ok);
-        CHECK(sent);
-        CHECK(os::monotonic_now() - before < core::kSlice);  // woken or never asleep, not rescued by the slice
+        CHECK(is_woken([&] {
+            Pair pair;
+            bool sent = false;
+            at_point[point] = [&] {
+                sent = true;
+                pair.send(6);
+            };
+            CHECK(pair.reader.begin(os::Deadline::never(), keep_waiting).status == Status::ok);
+            CHECK(sent);
+        }));
     }
 }
 
 // The same for the writer: the chunk is given back when the writer is about to sleep.
 void no_wake_up_of_the_writer_is_lost() {
     for (const char* point : {"wake.load", "park.store"}) {
-        Pair pair;
-        pair.send(1);
-        at_point[point] = [&] {
-            must(pair.reader.begin_nowait()).finish(8);
-        };
-        const os::Nanoseconds before = os::monotonic_now();
-        CHECK(pair.writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
-        CHECK(os::monotonic_now() - before < core::kSlice);
+        CHECK(is_woken([&] {
+            Pair pair;
+            pair.send(1);
+            at_point[point] = [&] {
+                must(pair.reader.begin_nowait()).finish(8);
+            };
+            CHECK(pair.writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
+        }));
     }
 }
 

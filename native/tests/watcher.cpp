@@ -16,6 +16,8 @@ using testing::keep_waiting;
 
 namespace {
 
+constexpr int kPatience = 180'000;  // milliseconds
+
 bool is_readable(const Watch& watch, int milliseconds) {
     pollfd asked{watch.fd(), POLLIN, 0};
     return ::poll(&asked, 1, milliseconds) == 1;
@@ -41,7 +43,7 @@ void messages(std::uint64_t count, std::uint64_t chunks) {
         Watch watch(ends.writer);
         watch.resume();
         for (std::uint64_t value = 1; value <= count;) {
-            CHECK(is_readable(watch, 10'000));
+            CHECK(is_readable(watch, kPatience));
             watch.pause();
             for (;;) {
                 auto claim = ends.writer.begin_nowait(sizeof value);
@@ -60,7 +62,7 @@ void messages(std::uint64_t count, std::uint64_t chunks) {
             auto sample = ends.reader.begin(os::Deadline::never(), keep_waiting);
             CHECK(testing::take(std::move(*sample.loan)) == expected++);
         } else {
-            CHECK(is_readable(watch, 10'000));
+            CHECK(is_readable(watch, kPatience));
             watch.pause();
             auto sample = ends.reader.begin_nowait();
             if (sample.loan) CHECK(testing::take(std::move(*sample.loan)) == expected++);
@@ -70,7 +72,7 @@ void messages(std::uint64_t count, std::uint64_t chunks) {
     writing.join();
     CHECK(!is_readable(watch, 0));
     ends.writer.announce_close();
-    CHECK(is_readable(watch, 10'000));
+    CHECK(is_readable(watch, kPatience));
 }
 
 // More ends than one thread takes; they come and go.
@@ -86,7 +88,7 @@ void many(std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) {
             CHECK(!is_readable(*watches[i], 0));
             testing::put(testing::must(pairs[i]->writer.begin_nowait(sizeof i)), i);
-            CHECK(is_readable(*watches[i], 10'000));
+            CHECK(is_readable(*watches[i], kPatience));
             watches[i]->pause();
             CHECK(testing::take(testing::must(pairs[i]->reader.begin_nowait())) == i);
             if ((i + round) % 3 == 0) {

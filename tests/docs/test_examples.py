@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.manual import Program, programs
-from tests.support import PATIENCE
+from tests.support import PATIENCE, UNHURRIED
 from tests.support.missing import package
 
 PROGRAMS = [program for program in programs() if not program.refusal]
@@ -24,7 +24,7 @@ def test_program_runs(program: Program, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(program.text)
     runner = ["-m", *program.module] if program.module else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **UNHURRIED, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, *runner, script],
         capture_output=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import sources
+from tests.support import PATIENCE
 
 RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def run(
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=5 * PATIENCE)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 
 from tests.engines import sources, stubs
+from tests.support import start_control
 
 
 def prepare(release: str) -> None:
@@ -25,6 +26,7 @@ def prepare(release: str) -> None:
 
 
 if __name__ == "__main__":
+    start_control()
     prepare(sys.argv[1])
     scenarios = import_module(f"tests.engines.{sys.argv[2]}")
     for name in sys.argv[3:]:

@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from memlane import InvalidArgument, Unsupported
-from tests.support import PATIENCE
+from tests.support import PATIENCE, assert_in_time
 from tests.support.redis_servers import RedisServer
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 4, 8, 3, 2, 16
@@ -100,7 +100,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def on(running: RedisServer, **own: Any) -> dict[str, Any]:
-    return {"tier": "RedisTier", "url": running.url, **own}
+    return {"tier": "RedisTier", "url": running.url, "timeout": PATIENCE, **own}
 
 
 def configurations() -> None:
@@ -189,7 +189,7 @@ def a_server_that_ends() -> None:
         assert made.batch_get_v1(["a", "b"], indices(2, 3)) == [False, False]
         assert made.batch_set_v1(["c"], indices(0)) == [False]
         assert made.batch_exists(["a"]) == 0
-        assert time.monotonic() - begun < 5
+        assert_in_time(5, begun)
 
 
 def two_threads() -> None:

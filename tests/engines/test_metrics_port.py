@@ -54,7 +54,7 @@ def free_port() -> int:
 def answers(port: int) -> bool:
     where = f"http://127.0.0.1:{port}/metrics"
     gone = suppress(urllib.error.URLError, ConnectionError)
-    with gone, urllib.request.urlopen(where, timeout=5) as answer:
+    with gone, urllib.request.urlopen(where, timeout=PATIENCE) as answer:
         return b"memlane_shm_bytes" in answer.read()
     return False
 

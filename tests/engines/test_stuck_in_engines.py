@@ -21,7 +21,7 @@ from memlane._base.processes import holders_in
 from memlane.inspect.stacks import NoStack, stack
 from tests.engines import sources
 from tests.engines.running import ROOT
-from tests.support import PATIENCE
+from tests.support import PATIENCE, assert_in_time
 from tests.support.missing import needs
 
 MEMLANE = [sys.executable, "-m", "memlane", "stuck"]
@@ -88,8 +88,9 @@ def real_vllm(name: str) -> Iterator[list[int]]:
         yield pids
 
 
-def look(core: int, code: int) -> tuple[list[dict[str, Any]], float]:
-    """What it has found, and the seconds that it took. The engine needs a moment to get there."""
+def look(core: int, code: int) -> tuple[list[dict[str, Any]], float, float]:
+    """What it has found, when it was asked, and when it had answered. The engine needs a moment to
+    get there."""
     until = time.monotonic() + PATIENCE
     while True:
         start = time.monotonic()
@@ -99,11 +100,11 @@ def look(core: int, code: int) -> tuple[list[dict[str, Any]], float]:
             text=True,
             timeout=PATIENCE,
         )
-        took = time.monotonic() - start
+        end = time.monotonic()
         assert not done.stderr
         if done.returncode == code or start > until:
             assert done.returncode == code, done
-            return json.loads(done.stdout)["stuck"], took
+            return json.loads(done.stdout)["stuck"], start, end
 
 
 def can_trace(pid: int) -> bool:
@@ -112,7 +113,7 @@ def can_trace(pid: int) -> bool:
 
 def full_ring(name: str, core: int, second: int) -> None:
     """The second worker has not read."""
-    (wait,), _ = look(core, 1)
+    (wait,), *_ = look(core, 1)
     (who,) = wait["awaited"]
     assert (wait["reason"], wait["waiter"]["pid"]) == ("no free chunk", core)
     if name == "killed":
@@ -129,7 +130,7 @@ def no_answer(name: str, core: int, second: int) -> None:
     """The flags of a hung worker's engine look like those of an idle one."""
     if not can_trace(core):
         return
-    (wait,), _ = look(core, 1)
+    (wait,), *_ = look(core, 1)
     (who,) = wait["awaited"]
     assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
     assert (who["reader"], who["pid"]) == (1, second)
@@ -170,7 +171,7 @@ def test_a_worker_of_a_real_vllm(name: str) -> None:
     with real_vllm(name) as (core, _, second):
         if not can_trace(core):
             pytest.skip(needs("ptrace"))
-        (wait,), took = look(core, 1)
+        (wait,), start, end = look(core, 1)
         assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
         culprit = next(who for who in wait["awaited"] if who["pid"] == second)
         assert (culprit["reader"], culprit["title"]) == (1, "VLLM::Worker_TP1")
@@ -179,7 +180,7 @@ def test_a_worker_of_a_real_vllm(name: str) -> None:
             assert culprit["state"] == "stopped"
         else:
             assert any(frame.startswith("hang_in_model ") for frame in culprit["frames"])
-        assert took < 1.0 + 2.0
+        assert_in_time(1.0 + 2.0, start, end)
 
 
 def test_a_killed_worker_of_a_real_vllm() -> None:

@@ -35,7 +35,7 @@ from tests.engines.vllm_tier_scenarios import (
     logged,
     made,
 )
-from tests.support import PATIENCE
+from tests.support import PATIENCE, assert_in_time, until
 from tests.support.mooncake_servers import MooncakeMaster
 from tests.support.redis_servers import RedisServer
 
@@ -51,7 +51,7 @@ def server(*options: str) -> Iterator[RedisServer]:
 
 
 def on(running: RedisServer, **own: Any) -> dict[str, Any]:
-    return {"type": "RedisTier", "url": running.url, **own}
+    return {"type": "RedisTier", "url": running.url, "timeout": PATIENCE, **own}
 
 
 def request(name: str) -> ReqContext:
@@ -288,7 +288,7 @@ def answers_that_never_come() -> None:
         first, second = request("first"), request("second")
         begun = time.monotonic()
         assert asked(alone.tier, 0, first) is MISS
-        assert timeout <= time.monotonic() - begun < timeout + PATIENCE / 2
+        assert time.monotonic() - begun >= timeout
         assert alone.tier.lookup(key(1), first) is MISS
         assert alone.tier.lookup(key(0), second) is RETRY
         for context in (
@@ -311,7 +311,7 @@ def questions_that_are_refused() -> None:
         time.sleep(1.1)  # until what was stored is asked for again
         begun = time.monotonic()
         assert alone.there(0, 1) == []
-        assert time.monotonic() - begun < 3  # not the timeout, of 5 s
+        assert_in_time(3, begun)  # not the timeout
 
 
 def evicted_before_it_is_loaded() -> None:
@@ -371,7 +371,7 @@ def the_end_of_it() -> None:
             alone.tier.submit_store(job)
             begun = time.monotonic()
             alone.tier.shutdown()
-            assert time.monotonic() - begun < 2.5
+            assert_in_time(2.5, begun)
         finally:
             running.go_on()
         alone.view.release()
@@ -412,7 +412,7 @@ def killed_in_the_middle() -> None:
         assert engine.load(0, 1, 2, 3) == []
         engine.store(0, 1, 2, 3)
         assert engine.load(4, 5, 6, 7) == []
-        assert time.monotonic() - begun < 5
+        assert_in_time(5, begun)
         assert len(lines) == 1
         assert "it is skipped until it does" in lines[0]
         running.start()
@@ -442,11 +442,9 @@ def stopped_in_the_middle() -> None:
         try:
             begun = time.monotonic()
             assert engine.load(0, 1, 2, 3) == []
-            took = time.monotonic() - begun
-            assert 1.0 < took < timeout + 2.0
-            while not lines:
-                assert time.monotonic() - begun < PATIENCE
-                time.sleep(0.01)
+            assert time.monotonic() - begun > 1.0
+            assert_in_time(timeout + 2.0, begun)
+            until(lambda: lines)
             for number in range(100, 140):  # through several attempts
                 context = request(str(number))
                 assert engine.tier.lookup(key(number), context) is MISS, number
@@ -454,10 +452,7 @@ def stopped_in_the_middle() -> None:
             assert len(lines) == 1
         finally:
             running.go_on()
-        end = time.monotonic() + PATIENCE
-        while engine.load(0, 1, 2, 3) != [0, 1, 2, 3]:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        until(lambda: engine.load(0, 1, 2, 3) == [0, 1, 2, 3])
         engine.manager.shutdown()
 
 

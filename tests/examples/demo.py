@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support import PATIENCE
+from tests.support import PATIENCE, UNHURRIED
 
+RUN = 2 * PATIENCE
+"""Seconds after which a test gives up on a whole run of a program."""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS = [b"2 + 2 =", "Grüße aus München".encode(), b"E", b"To be, or not to be:"]
 
@@ -27,7 +29,8 @@ def command(*arguments: str, module: str = "engine") -> list[str]:
 def environment(*first: Path, **more: str) -> dict[str, str]:
     """This process's environment, with the examples importable after the folders in `first`."""
     paths = [*map(str, first), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
+    path = os.pathsep.join(filter(None, paths))
+    return {**os.environ, **UNHURRIED, "PYTHONPATH": path, **more}
 
 
 def run(
@@ -35,7 +38,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs the demo; modules are looked for in `first` first."""
     env = environment(*([first] if first else []), **more)
-    return subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=RUN)
 
 
 def complaints(stderr: str) -> list[str]:

@@ -5,20 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import PATIENCE
+from tests.examples.demo import RUN
 from tests.support.queues import segments
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "camera.py"
 
 
 def test_camera() -> None:
-    """The fast ones see every frame; the slow one the latest, and it is replaced when it dies."""
+    """All see the latest frame, however slow they are; one that dies is replaced."""
     before = segments()
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--frames", "60", "--rate", "30"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -32,8 +32,7 @@ def test_camera() -> None:
     assert seen.keys() == {"controller", "viewer", "recorder"}
     for name in ("controller", "recorder"):  # they skip what comes while they do not run
         assert sum(seen[name][:2]) == 61
-    assert seen["recorder"][2] == 10
-    assert seen["viewer"][1] > seen["viewer"][0]
+    assert seen["recorder"][2] == min(seen["recorder"][0], 10)
     assert {last for *_, last in seen.values()} == {60}
     assert re.search(r"viewer \(pid \d+\) died; another takes its place", done.stdout)
     assert "torn" not in done.stdout

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import PATIENCE
+from tests.examples.demo import RUN
 from tests.support.queues import segments
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_loader.py"
@@ -18,7 +18,7 @@ def test_data_loader() -> None:
         [sys.executable, str(EXAMPLE), "--samples", "128"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -29,19 +29,22 @@ def test_data_loader() -> None:
 
 
 KILLED = """
-import os, signal, sys, tempfile, time
-sys.path.insert(0, sys.argv[1])
+import os, signal, sys, tempfile
+sys.path[:0] = sys.argv[1:]
 import numpy as np
 from data_loader import Loader
+from tests.support import until
 with tempfile.TemporaryDirectory() as folder:
     for number in range(40):
         np.save(f"{folder}/{number}.npy", np.full((3, 8, 8), number, np.uint8))
     loader = Loader(folder, 2, replacements=2)
     loader.want(list(range(20)))
-    time.sleep(1)  # all are sent, and none is read
+    # All are sent, and none is read.
+    until(lambda: sum(writer.behind for writer in loader._samples.statistics().writers) == 20)
     os.kill(loader.processes[1].pid, signal.SIGKILL)
     loader.processes[1].join()
-    time.sleep(0.5)  # the next plan finds it dead
+    # The next plan finds it dead.
+    until(lambda: loader._plans.statistics().readers[1].state == "dead")
     loader.want(list(range(20, 40)))
     print(sorted(loader.take()[0] for _ in range(40)) == list(range(40)))
     loader.close()
@@ -51,10 +54,10 @@ with tempfile.TemporaryDirectory() as folder:
 def test_a_worker_whose_samples_are_not_read() -> None:
     """Dies before the next plan is sent: what it had sent counts, and it is replaced."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(EXAMPLE.parent)],
+        [sys.executable, "-c", KILLED, str(EXAMPLE.parent), str(EXAMPLE.parents[1])],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
         check=False,
     )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr

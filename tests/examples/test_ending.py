@@ -14,6 +14,7 @@ import pytest
 from memlane import MessageQueue
 from tests.examples.demo import (
     PROMPTS,
+    RUN,
     Terminal,
     command,
     complaints,
@@ -24,7 +25,7 @@ from tests.examples.demo import (
     write_prompts,
 )
 from tests.support import (
-    PATIENCE,
+    assert_in_time,
     children_of,
     own_pid_namespace,
     private_shm,
@@ -93,7 +94,7 @@ def test_signal_before_the_first_line_ends_it_when_all_can_be_closed(
     )
     until(lambda: ending in signals_of(process.pid, "SigBlk"))
     process.send_signal(ending)
-    shown, said = process.communicate(timeout=PATIENCE)
+    shown, said = process.communicate(timeout=RUN)
     assert (process.returncode, shown, complaints(said)) == (128 + ending, "", [])
 
 
@@ -112,9 +113,7 @@ def test_signals_while_workers_start(ending: signal.Signals, few: str) -> None:
         for _ in range(10):
             os.killpg(screen.process.pid, ending)
         assert screen.until_end() == 128 + ending
-    assert re.fullmatch(
-        r"(engine: waiting for worker .* to leave; killed in 4 s\r\n)?", screen.shown
-    )
+    assert complaints(screen.shown) == []
 
 
 @pytest.mark.parametrize("ending", ENDING, ids=NAMES)
@@ -138,7 +137,7 @@ def test_terminal_that_is_gone_ends_it(many: str) -> None:
     with terminal("--workers", "2", "--prompts", many) as screen:
         screen.until_shown("─ memlane engine ─")
         screen.hang_up()
-        assert screen.process.wait(PATIENCE) == 128 + signal.SIGHUP
+        assert screen.process.wait(RUN) == 128 + signal.SIGHUP
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
@@ -157,7 +156,7 @@ def test_first_process_of_a_container_ends_on_a_signal(ending: signal.Signals, m
         process.stdout.readline()
         (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(first), ending)
-        _, said = process.communicate(timeout=PATIENCE)
+        _, said = process.communicate(timeout=RUN)
     assert (process.returncode, complaints(said)) == (128 + ending, [])
 
 
@@ -173,7 +172,7 @@ def test_ignored_signals_stay_ignored(few: str) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGHUP)
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=RUN)
     assert process.returncode == 0
     assert "same tokens" in output
 
@@ -193,7 +192,7 @@ def test_worker_that_dies_while_another_is_stopped_is_named_at_once(stopped: Ter
     os.kill(pids[2], signal.SIGKILL)
     killed = time.monotonic()
     stopped.until_shown(rf"worker 0 \(pid {pids[0]}\) is stopped: killed")
-    assert time.monotonic() - killed < PROMISED_SECONDS
+    assert_in_time(PROMISED_SECONDS, killed)
     assert stopped.until_end() == 1
     line = f"engine: worker 2 (pid {pids[2]}) died: killed by SIGKILL"
     assert without_codes(stopped.shown).splitlines()[-1] == line
@@ -229,7 +228,7 @@ def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) ->
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
     )
     assert finished.returncode == 1
     assert "Traceback" not in finished.stderr  # but a slow start may be remarked upon
@@ -276,9 +275,9 @@ def test_first_death_is_told_when_others_left_because_of_it() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
     )
-    assert finished.stderr == ""
+    assert complaints(finished.stderr) == []
     assert re.match(r"worker 2 \(pid \d+\) died: SegmentMissing: ", finished.stdout)
 
 
@@ -290,7 +289,7 @@ def test_too_few_files_are_one_clear_error(files: int, few: str) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
     )
     assert finished.returncode == 1
     *_, last = finished.stderr.splitlines()
@@ -307,7 +306,7 @@ def test_working_directory_that_is_gone_is_one_clear_error(few: str, tmp_path: P
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
     )
     assert finished.returncode == 1
     (line,) = complaints(finished.stderr)

@@ -6,7 +6,6 @@ import re
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,15 @@ from engine.kv_cache import Array
 from engine.model import Batch, ModelConfig, Shard, combine, elect
 from engine.reference import run_reference
 from memlane import MessageQueue
-from tests.examples.demo import PROMPTS, command, complaints, environment, run, write_prompts
+from tests.examples.demo import (
+    PROMPTS,
+    RUN,
+    command,
+    complaints,
+    environment,
+    run,
+    write_prompts,
+)
 from tests.support import PATIENCE
 
 CONFIG = ModelConfig()
@@ -100,7 +107,7 @@ def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str, unbuffer
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=RUN,
         )
         os.close(output)
         assert finished.returncode == 1
@@ -117,7 +124,7 @@ def test_without_any_output_it_runs(prompts_file: str) -> None:
         env=environment(),
         stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=RUN,
     )
     assert (finished.returncode, complaints(finished.stderr)) == (0, [])
 
@@ -128,7 +135,7 @@ def test_prompts_come_from_standard_input() -> None:
         env=environment(),
         input=b"\n".join(PROMPTS),
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=RUN,
     )
     assert finished.returncode == 0, finished.stderr
     assert b"4 prompts" in finished.stdout
@@ -207,10 +214,8 @@ def long_run(tmp_path: Path, images: int) -> Iterator[tuple[subprocess.Popen[str
 
 
 def wait_for_exit(workers: list[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
     for worker in workers:
-        left = max(0.0, deadline - time.monotonic())
-        assert select.select([worker], [], [], left)[0], f"still running after {seconds} s"
+        assert select.select([worker], [], [], seconds)[0], f"still running after {seconds} s"
 
 
 @pytest.mark.parametrize(("images", "seconds_into_the_run"), [(0, 0.0), (0, 0.3), (8, 0.3)])
@@ -222,7 +227,7 @@ def test_workers_leave_when_the_scheduler_is_killed(
     with pytest.raises(subprocess.TimeoutExpired):
         engine.wait(seconds_into_the_run)
     engine.kill()
-    wait_for_exit(workers, 2.0)
+    wait_for_exit(workers, PATIENCE)
     _, complaints = engine.communicate()
     assert "worker 0 leaves" in complaints
     assert "worker 1 leaves" in complaints
@@ -236,7 +241,7 @@ def test_interrupt_ends_the_engine_quietly(
 ) -> None:
     engine, workers = long_run
     engine.send_signal(signal.SIGINT)
-    _, said = engine.communicate(timeout=PATIENCE)
+    _, said = engine.communicate(timeout=RUN)
     assert (engine.returncode, complaints(said)) == (130, [])
     wait_for_exit(workers, 0.0)
 

@@ -12,18 +12,19 @@ import pytest
 
 from tests.examples.demo import (
     PROMPTS,
+    RUN,
     complaints,
     environment,
     terminal,
     without_codes,
     write_prompts,
 )
-from tests.support import unshare_refusal
+from tests.support import assert_in_time, unshare_refusal
 
 
 def run(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "engine.hosts", *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=RUN)
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     gone = r"worker ([34]) \(pid (\d+)\) died: (?:WriterDied|it left with exit code 1|the writer )"
     named = re.search(rf"raises +after (\d+\.\d) s: {gone}", said)
     assert named, said
-    assert 3.0 <= float(named[1]) < 10.0
+    assert float(named[1]) >= 3.0
     assert named[3] == workers[named[2]]
     relay = re.search(r"ReaderDied +reader ([34]) \(pid (\d+)\) died at 198\.18\.\d+\.2:", said)
     assert relay, said
@@ -69,7 +70,7 @@ def test_worker_that_dies_while_another_is_stopped_is_named_at_once(tmp_path: Pa
         os.kill(int(pids["3"]), signal.SIGKILL)
         killed = time.monotonic()
         screen.until_shown(r"engine: |worker 3")
-        assert time.monotonic() - killed < 1.0
+        assert_in_time(1.0, killed)
         assert screen.until_end() == 1
     assert f"engine: worker 3 (pid {pids['3']}) died: killed by SIGKILL" in screen.shown
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import PATIENCE
+from tests.examples.demo import RUN
 from tests.support.missing import needs
 from tests.support.queues import segments
 
@@ -24,7 +24,7 @@ def test_image_server() -> None:
         [sys.executable, str(EXAMPLE)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=RUN,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.demo import RUN
 from tests.support.missing import needed
 from tests.support.queues import segments
 
@@ -17,7 +18,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_workers.py"
 
 
 @pytest.mark.slow
-@pytest.mark.soak(seconds=240)
 @needed("ray", find_spec("ray") is not None)
 def test_ray_workers() -> None:
     """Every step is answered; the killed worker is named, and nothing is left behind."""
@@ -28,7 +28,7 @@ def test_ray_workers() -> None:
             env={**os.environ, "RAY_TMPDIR": folder, "HOME": folder},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=RUN,
             check=False,
         )
     assert done.returncode == 0, done.stderr

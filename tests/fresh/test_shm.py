@@ -1,6 +1,5 @@
 """The demo and the documents' examples where /dev/shm is small, missing, full or read-only."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.demo import RUN, complaints, environment
 from tests.support import unshare_refusal
 from tests.support.documents import EXAMPLES, ROOT
 
@@ -28,7 +28,6 @@ PLACES = {
 
 pytestmark = [
     pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal()),
-    pytest.mark.soak(seconds=180),
 ]
 places = pytest.mark.parametrize("place", PLACES)
 
@@ -41,11 +40,11 @@ def run(place: str, folder: Path, *command: object) -> "subprocess.CompletedProc
     return subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, "sh", empty, *map(str, command)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "examples")},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=RUN,
         check=False,
     )
 
@@ -58,7 +57,7 @@ def test_demo(place: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return
     assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
+    (line,) = complaints(done.stderr)
     assert "/dev/shm" in line
 
 

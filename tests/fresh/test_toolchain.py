@@ -10,13 +10,11 @@ from pathlib import Path
 import nanobind
 import pytest
 
-from tests.support import unshare_refusal
+from tests.support import PATIENCE, unshare_refusal
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent  # cmake and ninja are in the environment, no compiler is
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
-
-pytestmark = pytest.mark.soak(seconds=180)
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def run(tree: Path, path: str, *command: object) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=2 * PATIENCE,
         check=False,
     )
     return done.returncode, " ".join(done.stdout.split())

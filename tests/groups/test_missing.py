@@ -11,7 +11,7 @@ import pytest
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup, stores
-from tests.support import PATIENCE, Aside, Link, assert_in_time, start, until
+from tests.support import PATIENCE, Aside, Link, assert_in_time, given_time, start, until
 from tests.support.groups import (
     KINDS,
     SECRET,
@@ -28,8 +28,8 @@ create = MessageQueue.create_from_process_group
 SHORT = 1.0
 SOON = 2.0
 """Seconds in which a death is named: a slice of waiting, and the others' step."""
-BOUND = 5.0
-"""Seconds that an error may come behind the deadline: a slice of waiting, and a busy machine."""
+BOUND = 2.0
+"""Seconds that an error may come behind the deadline: a slice of waiting, and all of its steps."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,11 +37,18 @@ BOUND = 5.0
 def test_rank_that_does_not_come(kind: str, absent: int) -> None:
     """Everybody else raises within the deadline, and names it; nothing stays behind."""
     before = segments()
-    with groups_of(kind, 3) as groups:
-        present = [group for rank, group in enumerate(groups) if rank != absent]
-        begun = time.monotonic()
-        errors = errors_of(create, present, *SMALL, timeout=SHORT)
-        assert SHORT <= time.monotonic() - begun <= SHORT + BOUND
+
+    def is_named(seconds: float) -> None:
+        with groups_of(kind, 3) as groups:
+            present = [group for rank, group in enumerate(groups) if rank != absent]
+            begun = time.monotonic()
+            errors = errors_of(create, present, *SMALL, timeout=seconds)
+            assert time.monotonic() - begun >= seconds
+            assert_in_time(seconds + BOUND, begun)
+            if kind == "foreign":  # its broadcasts wait for ever; let the threads end
+                groups[absent]._said.update({call: {"error": "over"} for call in range(20)})
+                with groups[absent]._news:
+                    groups[absent]._news.notify_all()
         if kind == "foreign":  # which can only broadcast, in a fixed order
             errors = [e for e in errors if f"rank {absent} of" in str(e)] or errors
         for error in errors:
@@ -49,20 +56,22 @@ def test_rank_that_does_not_come(kind: str, absent: int) -> None:
             assert error.ranks == (absent,), str(error)
             assert f"waiting for rank {absent}" in str(error)
         assert segments() == before
-        if kind == "foreign":  # its broadcasts wait for ever; let the threads end
-            groups[absent]._said.update({call: {"error": "the test ends"} for call in range(20)})
-            with groups[absent]._news:
-                groups[absent]._news.notify_all()
+
+    given_time(is_named, SHORT)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "torch"])
 def test_several_that_do_not_come(kind: str) -> None:
     """All of them are named, by all who came."""
-    with groups_of(kind, 5) as groups:
-        errors = errors_of(in_the_same_node_as, groups[:3:2], 0, timeout=SHORT)
+
+    def are_named(seconds: float) -> None:
+        with groups_of(kind, 5) as groups:
+            errors = errors_of(in_the_same_node_as, groups[:3:2], 0, timeout=seconds)
         for error in errors:
             assert error.ranks == (1, 3, 4)  # type: ignore[attr-defined]
             assert "ranks 1, 3 and 4 of a group of 5" in str(error)
+
+    given_time(are_named, SHORT)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "torch"])
@@ -74,7 +83,7 @@ def test_rank_that_comes_too_late(kind: str, late: int) -> None:
         errors_of(create, present, *SMALL, timeout=SHORT)
         begun = time.monotonic()
         (error,) = errors_of(create, [groups[late]], *SMALL, timeout=PATIENCE)
-        assert time.monotonic() - begun < BOUND
+        assert_in_time(BOUND, begun)
         assert isinstance(error, RankMissing)
         assert f"this is rank {late}, which was too late" in str(error)
         with queues_over(groups, 1) as queues:
@@ -98,7 +107,7 @@ def test_error_reaches_who_waits(kind: str) -> None:
     with groups_of(kind, 3) as groups:
         begun = time.monotonic()
         errors = errors_of(leave, groups)
-        assert time.monotonic() - begun < BOUND
+        assert_in_time(BOUND, begun)
         assert isinstance(errors[1], KeyboardInterrupt)
         for error in errors[0], errors[2]:
             assert isinstance(error, GroupFailed)
@@ -238,9 +247,10 @@ def test_rank_0_is_stopped() -> None:
         begun = time.monotonic()
         with pytest.raises(RankMissing, match="waiting for rank 0, which keeps the group's board"):
             group.broadcast_obj("never", 1, timeout=SHORT)
-        assert SHORT <= time.monotonic() - begun <= SHORT + BOUND
+        assert time.monotonic() - begun >= SHORT
+        assert_in_time(SHORT + BOUND, begun)
         saying = Aside(group.broadcast_obj, "after", 1, timeout=PATIENCE).until_blocked()
-        time.sleep(2 * SHORT)
+        time.sleep(2 * SHORT)  # a wait for what must not happen
         peer.resume()
         assert saying.result() == "after"
         peer.tell("end")
@@ -257,7 +267,7 @@ def hold_board(link: Link) -> None:
     with TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as group:
         link.tell(group.port)
         board = group._board
-        until(lambda: board._waiting, "rank 1 waits at the board")
+        until(lambda: board._waiting, "rank 1 waits at the board", PATIENCE / 4)
         link.tell("rank 1 waits")
         link.hear()
 

@@ -15,7 +15,7 @@ from memlane import GroupFailed, RankMissing
 from memlane._base.deadline import Deadline
 from memlane._net.tcp import Connection, Descriptors, Spare
 from memlane.groups import TcpGroup, board
-from tests.support import PATIENCE, Aside, Link, holdings, start, until
+from tests.support import PATIENCE, Aside, Link, given_time, holdings, start, until
 from tests.support.groups import SECRET, groups_of, on_ranks
 from tests.support.queues import refuses
 from tests.support.strangers import BEGUN, GREETING, PLAIN_GREETING
@@ -137,14 +137,18 @@ def one_that_listens(said: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 def test_a_stranger_in_the_place_of_rank_0() -> None:
     """A rank takes no frame from it that is huge, either."""
-    with (
-        one_that_listens(ANNOUNCED[0] + bytes(1 << 16)) as (port, heard),
-        TcpGroup("127.0.0.1", port, 1, 2, secret=SECRET) as group,
-    ):
-        call = Aside(group.broadcast_obj, None, 0, timeout=3.0)
-        until(lambda: heard, "the rank has ended the connection", timeout=2.0)
-        with refuses(RankMissing):
-            call.result()
+
+    def ends_it(seconds: float) -> None:
+        with (
+            one_that_listens(ANNOUNCED[0] + bytes(1 << 16)) as (port, heard),
+            TcpGroup("127.0.0.1", port, 1, 2, secret=SECRET) as group,
+        ):
+            call = Aside(group.broadcast_obj, None, 0, timeout=seconds)
+            until(lambda: heard, "the rank has ended the connection", seconds * 2 / 3)
+            with refuses(RankMissing):
+                call.result()
+
+    given_time(ends_it, 3.0)
 
 
 def member_store(group: TcpGroup, timeout: float = PATIENCE) -> board.BoardStore:

@@ -15,7 +15,7 @@ from memlane.groups import TcpGroup, board
 from memlane.groups.board import BoardStore
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
-from tests.support import PATIENCE, Alarm, Aside, until
+from tests.support import PATIENCE, Alarm, Aside, given_time, until
 from tests.support.groups import SECRET, SMALL, groups_of, on_ranks, queues_over
 from tests.support.missing import needs
 from tests.support.queues import refuses
@@ -95,28 +95,37 @@ def test_little_stays_of_calls_that_failed() -> None:
 def test_another_secret(secret: str | bytes) -> None:
     """A peer with another secret gets no answer, and an error that says what may be wrong."""
     with groups_of("tcp", 2) as (first, second):
-        with (
-            TcpGroup("127.0.0.1", first.port, 1, 2, secret=secret) as stranger,
-            refuses(TimeoutError, match="its group has a different secret") as caught,
-        ):
-            stranger.broadcast_obj(None, 0, timeout=0.3)
-        assert caught.value.ranks == (0,)  # type: ignore[attr-defined]
+
+        def is_told(seconds: float) -> None:
+            with (
+                TcpGroup("127.0.0.1", first.port, 1, 2, secret=secret) as stranger,
+                refuses(TimeoutError, match="its group has a different secret") as caught,
+            ):
+                stranger.broadcast_obj(None, 0, timeout=seconds)
+            assert caught.value.ranks == (0,)  # type: ignore[attr-defined]
+
+        given_time(is_told, 0.3)
         first.broadcast_obj("for members", 0)
         assert second.broadcast_obj(None, 0) == "for members"
 
 
 def test_another_secret_seen_from_rank_0() -> None:
     """The error about the missing rank says that somebody came with another secret."""
-    with (
-        TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as first,
-        TcpGroup("127.0.0.1", first.port, 1, 2, secret="another secret of the tests") as stranger,
-    ):
-        waits = Aside(stranger.broadcast_obj, None, 0, timeout=1.5)
-        with refuses(RankMissing, match="rank 1") as caught:
-            first.broadcast_obj(None, 1, timeout=1)
-        assert "refused, because their group has another secret" in str(caught.value)
-        with refuses(RankMissing):
-            waits.result()
+    other = "another secret of the tests"
+
+    def is_told(seconds: float) -> None:
+        with (
+            TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as first,
+            TcpGroup("127.0.0.1", first.port, 1, 2, secret=other) as stranger,
+        ):
+            waits = Aside(stranger.broadcast_obj, None, 0, timeout=1.5 * seconds)
+            with refuses(RankMissing, match="rank 1") as caught:
+                first.broadcast_obj(None, 1, timeout=seconds)
+            with refuses(RankMissing):
+                waits.result()
+            assert "refused, because their group has another secret" in str(caught.value)
+
+    given_time(is_told, 1.0)
 
 
 @pytest.mark.parametrize("secret", [os.fsdecode(b"\xff" * 16), "\ud800" * 16])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
-from tests.support import PATIENCE, Aside, Link, Peer, start, until
+from tests.support import PATIENCE, Aside, Link, Peer, assert_in_time, start, until
 from tests.support.groups import SMALL, errors_of, on_ranks, queues_over
 from tests.support.missing import package
 from tests.support.queues import refuses, segments
@@ -68,7 +68,6 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.soak(seconds=180)
 def test_gloo() -> None:
     """The world, and a sub-group with other ranks; a rank that does not come is named."""
     before = segments()
@@ -168,7 +167,8 @@ def test_store_that_is_stopped(keeper: tuple[Peer, list[Any]]) -> None:
     peer.stop()
     begun = time.monotonic()
     errors = errors_of(in_the_same_node_as, groups, 0, timeout=1.0)
-    assert 1.0 <= time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun >= 1.0
+    assert_in_time(1.0 + 2.0, begun)
     assert all(isinstance(error, RankMissing) for error in errors), errors
     assert all("the store of the process group" in str(error) for error in errors)
 

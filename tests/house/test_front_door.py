@@ -1,5 +1,6 @@
 """The programs in the documents run as they stand, and the commands they name exist."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import PATIENCE, private_shm, unshare_refusal
+from tests.support import PATIENCE, UNHURRIED, private_shm, unshare_refusal
 from tests.support.documents import EXAMPLES, ROOT
 from tests.support.makefile import TARGETS
 
@@ -16,7 +17,12 @@ def run_example(text: str, folder: Path, *command: str) -> "subprocess.Completed
     script = folder / "example.py"
     script.write_text(text)
     return subprocess.run(
-        [*command, script], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*command, script],
+        env={**os.environ, **UNHURRIED},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 

@@ -11,7 +11,6 @@ import resource
 import signal
 import socket
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +25,14 @@ from tests.support import PATIENCE, Aside, Link, holdings, start, until
 from tests.support.groups import SECRET
 from tests.support.limits import descriptors, until_nothing_is_left, with_limits
 from tests.support.queues import refuses
-from tests.support.remote_queues import HERE, address_of, remote_queue, remote_writer
+from tests.support.remote_queues import (
+    HERE,
+    LIVENESS,
+    address_of,
+    connections_to,
+    remote_queue,
+    remote_writer,
+)
 from tests.support.starts import NETWORK
 
 ROUNDS = 200 if int(os.environ.get("MEMLANE_SOAK_STRANGERS", "0")) >= 1000 else 20
@@ -91,7 +97,7 @@ def test_many_rounds() -> None:
     # Perhaps with a thread that was joined, and that the kernel still has.
     least: tuple[int, ...] = now()
     for number in range(ROUNDS):
-        with remote_queue(2, number % 2, remote_liveness=2.0) as (writer, readers):
+        with remote_queue(2, number % 2, remote_liveness=LIVENESS) as (writer, readers):
             writer.enqueue(number)
             if number % 3:
                 assert [reader.dequeue(PATIENCE) for reader in readers] == [number] * len(readers)
@@ -99,7 +105,7 @@ def test_many_rounds() -> None:
                 writer.close()
             if number % 10 == 2:
                 readers[-1]._finalizer()  # type: ignore[misc]  # a death
-        until(lambda: not is_more(now()), f"no more than before round {number}", 2.0)
+        until(lambda: not is_more(now()), f"no more than before round {number}")
         least = tuple(map(min, least, now()))
 
 
@@ -244,7 +250,7 @@ def attaches_late(link: Link, handle: Handle) -> list[object]:
         until_attached(self, *arguments)
 
     NetworkReader._until = late  # type: ignore[method-assign]
-    with MessageQueue.create_from_handle(handle, 0, timeout=10) as reader:
+    with MessageQueue.create_from_handle(handle, 0, timeout=PATIENCE) as reader:
         return list(reader)
 
 
@@ -271,8 +277,9 @@ def silent_writer(link: Link) -> None:
 def test_writer_that_dies_while_a_reader_attaches() -> None:
     """It is not waited for."""
     writer = start(silent_writer)
-    attaching = Aside(MessageQueue.create_from_handle, writer.hear(), 0)
-    time.sleep(0.5)
+    handle = writer.hear()
+    attaching = Aside(MessageQueue.create_from_handle, handle, 0)
+    until(lambda: connections_to(handle))
     writer.kill()
     with refuses(WriterUnreachable, match="no process listens there any more"):
-        attaching.result(20)
+        attaching.result()

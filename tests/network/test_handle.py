@@ -15,7 +15,7 @@ from memlane.groups import TcpGroup
 from tests.support import PATIENCE, Link, start
 from tests.support.groups import SECRET
 from tests.support.queues import refuses, start_reader
-from tests.support.remote_queues import HERE, address_of, remote_queue, remote_writer
+from tests.support.remote_queues import HERE, LIVENESS, address_of, remote_queue, remote_writer
 
 
 def keys_of(handle: Handle) -> set[str]:
@@ -159,7 +159,7 @@ def test_ranks_that_nobody_announced() -> None:
 
 def test_a_queue_that_is_gone() -> None:
     """A clear error at attach (M9): a ConnectionError with the address."""
-    with remote_writer() as writer:
+    with remote_writer(remote_liveness=LIVENESS) as writer:
         handle = writer.export_handle()
     with refuses(ConnectionError) as caught:
         MessageQueue.create_from_handle(handle, 0)
@@ -170,7 +170,7 @@ def test_a_queue_that_is_gone() -> None:
 
 def test_another_queue_at_that_address() -> None:
     """A process that took the port cannot prove to be the writer, and is told nothing."""
-    with remote_writer() as gone:
+    with remote_writer(remote_liveness=LIVENESS) as gone:
         handle = gone.export_handle()
     with remote_writer() as other:
         handle.remote_subscribe_addr = other.handle.remote_subscribe_addr

@@ -9,7 +9,7 @@ import pytest
 
 from memlane import Closed, MessageQueue, ReaderDied, TimedOut, WriterClosed
 from memlane.broadcast.network.writer import NetworkWriter
-from tests.support import Aside
+from tests.support import PATIENCE, Aside
 from tests.support.queues import fill, refuses, start_reader
 from tests.support.remote_queues import remote_queue, remote_writer
 
@@ -28,7 +28,7 @@ def rest_of(reader: MessageQueue) -> list[object]:
     got = []
     with refuses(WriterClosed):
         while True:
-            got.append(reader.dequeue(timeout=10))
+            got.append(reader.dequeue(timeout=PATIENCE))
     return got
 
 
@@ -64,9 +64,9 @@ def test_who_comes_while_the_writer_closes_may_wait_for_all(is_here: bool) -> No
     reader = MessageQueue.create_from_handle(handles[1], 1)
     if here is None:
         with refuses(WriterClosed):
-            reader.wait_until_ready(10)
+            reader.wait_until_ready(PATIENCE)
     else:
-        reader.wait_until_ready(10)
+        reader.wait_until_ready(PATIENCE)
         assert rest_of(here) == ["work"]
         here.close()
     assert rest_of(reader) == ["work"]

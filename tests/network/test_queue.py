@@ -110,6 +110,7 @@ def test_a_full_window() -> None:
     with remote_queue(2, remote_window=10) as (writer, (fast, slow)):
         assert fill(writer) == 10
         assert [fast.dequeue(PATIENCE) for _ in range(10)] == list(range(10))
+        until(lambda: writer.statistics().readers[0].behind == 0)
         with refuses(TimeoutError, TimedOut) as caught:
             writer.enqueue("too late", timeout=0.05)
         for fact in ("reader 1", HERE, "10 behind", "0.05 s"):
@@ -513,7 +514,7 @@ def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(message, "pooled", fail)
             writer.enqueue(np.arange(1 << 18))
             until(lambda: bool(attempts))
-            time.sleep(1.2)
+            time.sleep(1.2)  # a wait for what must not happen
             assert len(attempts) == 1  # not again and again, with all that was sent
             with pytest.raises(MemoryError):
                 reader.dequeue(PATIENCE)

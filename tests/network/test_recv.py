@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from memlane import MessageQueue, TimedOut
-from tests.support import Link, start
+from tests.support import PATIENCE, Link, start
 from tests.support.queues import refuses
 
 
@@ -40,7 +40,7 @@ MESSAGES = [None, 7, "text", {"a": [1, 2]}, b"x" * 1_000_000]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: repr(message)[:12])
-@pytest.mark.parametrize("timeout", [10, 10.0, None, math.inf])
+@pytest.mark.parametrize("timeout", [1000, 1000.0, None, math.inf])
 def test_an_object_arrives(pair: tuple[Any, Any], message: object, timeout: float | None) -> None:
     """What was sent pickled comes back as it was."""
     one, other = pair
@@ -53,7 +53,7 @@ def test_one_object_at_a_time_in_order(pair: tuple[Any, Any]) -> None:
     one, other = pair
     for number in range(5):
         other.send(pickle.dumps(number))
-    MessageQueue.recv(one, 10)
+    MessageQueue.recv(one, PATIENCE)
     assert [MessageQueue.recv(one, 0) for _ in range(4)] == [1, 2, 3, 4]
 
 
@@ -67,7 +67,7 @@ def test_timeout(pair: tuple[Any, Any], timeout: float) -> None:
     assert time.monotonic() - before >= max(timeout, 0)
     assert isinstance(caught.value, TimedOut)
     other.send_pyobj("late")
-    assert MessageQueue.recv(one, 10) == "late"
+    assert MessageQueue.recv(one, PATIENCE) == "late"
 
 
 def test_nan(pair: tuple[Any, Any]) -> None:
@@ -81,7 +81,7 @@ def test_the_socket_is_left_as_it_was(pair: tuple[Any, Any]) -> None:
     one, other = pair
     one.setsockopt(zmq.RCVTIMEO, 1234)
     other.send_pyobj(1)
-    MessageQueue.recv(one, 10)
+    MessageQueue.recv(one, PATIENCE)
     with refuses(TimeoutError):
         MessageQueue.recv(one, 0)
     assert one.getsockopt(zmq.RCVTIMEO) == 1234
@@ -92,7 +92,7 @@ def test_what_comes_is_the_callers_own(pair: tuple[Any, Any]) -> None:
     """Arrays that arrive are writable."""
     one, other = pair
     other.send(pickle.dumps(np.arange(100_000), protocol=5))
-    array = MessageQueue.recv(one, 10)
+    array = MessageQueue.recv(one, PATIENCE)
     array[:] = 0
     assert not array.any()
 
@@ -106,7 +106,7 @@ def test_from_another_process(
         socket.bind(f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:*")
         address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         sender = start(send, address, {"from": "afar"}, method=method)
-        assert MessageQueue.recv(socket, 30) == {"from": "afar"}
+        assert MessageQueue.recv(socket, PATIENCE) == {"from": "afar"}
         sender.result()
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from memlane import MessageQueue, RankTaken, ReaderDied
-from tests.support import PATIENCE, unshare_refusal, until
+from tests.support import PATIENCE, assert_in_time, unshare_refusal, until
 from tests.support.hosts import Host, attach_all, hosts
 from tests.support.queues import BOUND
 from tests.support.remote_queues import (
@@ -76,7 +76,7 @@ def test_a_killed_reader_and_then_the_relay() -> None:
         killed = time.monotonic()
         with pytest.raises(ReaderDied) as caught:
             until(lambda: send(writer, "meanwhile", {one: [0, 1], two: [3, 4]}))
-        assert time.monotonic() - killed < BOUND + 1.0  # the calls above take their time
+        assert_in_time(BOUND + 1.0, killed)  # the calls above take their time
         assert (caught.value.rank, caught.value.pid) == (2, one.pids[2])
         writer.release_reader(2)
         send(writer, "without it", {one: [0, 1], two: [3, 4]})
@@ -91,15 +91,18 @@ def test_a_killed_reader_and_then_the_relay() -> None:
 def test_a_stopped_relay() -> None:
     """Nobody is dead. Its neighbour goes on alone once the relay has not reported for the bound;
     the writer waits for the stopped one only, and then everything arrives there, too."""
-    with remote_writer(2, relay=True, remote_window=3) as writer, hosts() as (host,):
+    options = {"remote_window": 3, "remote_liveness": LIVENESS}
+    with remote_writer(2, relay=True, **options) as writer, hosts() as (host,):
         attach_all(writer, {host: [0, 1]})
         writer.wait_until_ready(PATIENCE)
         host.signal(0, signal.SIGSTOP)
         for number in range(3):
             writer.enqueue(number)
         assert [host.read(1) for _ in range(3)] == [0, 1, 2]
+        time.sleep(LIVENESS)  # a wait for what must not happen
+        until(lambda: [row.behind for row in writer.statistics().readers] == [3, 0])
         with pytest.raises(TimeoutError, match=r"waiting for reader 0 \([^)]*\)$"):
-            writer.enqueue("too much", 2 * LIVENESS)
+            writer.enqueue("too much", 0.1)
         assert [row.state for row in writer.statistics().readers] == ["running", "running"]
         host.signal(0, signal.SIGCONT)
         assert [host.read(0) for _ in range(3)] == [0, 1, 2]
@@ -116,9 +119,15 @@ def test_late_readers() -> None:
         two.attach(writer.export_handle(2), 2)
         with pytest.raises(TimeoutError, match=r"waiting for reader 3 \(never attached\)$"):
             writer.wait_until_ready(0.1)
-        for host, rank, seconds in (one, 0, 1.5), (one, 1, 0.1), (two, 2, 0.1):
-            with pytest.raises(TimeoutError, match=r"waiting for reader 3 \(never attached\)$"):
-                host.ask("wait_until_ready", rank, seconds)  # the writer is asked once a second
+        for host, rank in (one, 0), (one, 1), (two, 2):
+
+            def waits_for(host: Host = host, rank: int = rank) -> str:
+                with pytest.raises(TimeoutError) as caught:
+                    host.ask("wait_until_ready", rank, 0.1)
+                return str(caught.value)
+
+            # The writer is asked once a second.
+            until(lambda: waits_for().endswith("waiting for reader 3 (never attached)"))
         one.attach(writer.export_handle(3), 3)
         writer.wait_until_ready(PATIENCE)
         for host, rank in (two, 2), (one, 3):

@@ -17,7 +17,7 @@ from memlane import AccessRefused, MessageQueue, TimedOut, WriterDied
 from memlane.broadcast.protocol import frames as wire
 from tests.support import PATIENCE, Remote, start
 from tests.support.queues import refuses
-from tests.support.remote_queues import address_of, remote_writing
+from tests.support.remote_queues import LIVENESS, address_of, remote_writing
 
 
 class Bomb:
@@ -108,7 +108,7 @@ SQUATTERS: dict[str, Callable[[int, int], Any]] = {
 @pytest.mark.parametrize("name", SQUATTERS)
 def test_a_port_that_is_taken_over(name: str) -> None:
     """Its reader, and whoever comes with its handle later, get an error and never a message."""
-    writer = Remote(start(remote_writing, 1))
+    writer = Remote(start(remote_writing, 1, LIVENESS))
     handle = writer.greeting
     with MessageQueue.create_from_handle(handle, 0) as reader:
         writer.call("enqueue", "genuine")

@@ -9,10 +9,17 @@ from typing import Any
 from memlane import Handle, MessageQueue, TimedOut, WriterClosed, WriterUnreachable
 from memlane.broadcast.network.reader import NetworkReader
 from tests.network.test_deaths import BOUND
-from tests.support import PATIENCE, Aside, Link, Peer, Remote, start, until
+from tests.support import PATIENCE, Aside, Link, Peer, Remote, assert_in_time, start, until
 from tests.support.proxies import Cable
 from tests.support.queues import refuses, start_reader
-from tests.support.remote_queues import LIVENESS, remote_writer, remote_writing, start_remote_reader
+from tests.support.remote_queues import (
+    LIVENESS,
+    PATIENT,
+    connections_to,
+    remote_writer,
+    remote_writing,
+    start_remote_reader,
+)
 
 LONG = 3 * LIVENESS
 
@@ -26,7 +33,7 @@ def stop_for_long(peer: Peer) -> None:
 def test_a_reader_without_a_connection() -> None:
     """It has had no time to connect again, so its writer is not dead."""
     with (
-        remote_writer(remote_liveness=20 * LIVENESS) as writer,
+        remote_writer() as writer,
         Cable(writer.export_handle(0)) as cable,
     ):
         cable.handle.remote_liveness = LIVENESS
@@ -44,25 +51,28 @@ def test_a_reader_without_a_connection() -> None:
 
 
 def blocked(link: Link, handle_of: int) -> None:
-    """Role: a writer whose call waits for a reader."""
-    with remote_writer(remote_window=1) as writer:
+    """Role: a writer whose call waits for a reader, which it loses."""
+    with remote_writer(remote_window=1, remote_liveness=LIVENESS) as writer:
         link.tell(writer.export_handle(handle_of))
         link.hear()
         writer.enqueue(1)
-        link.tell()
-        writer.enqueue(2, PATIENCE)
+        waits = Aside(writer.enqueue, 2, PATIENCE).until_blocked()
+        link.tell("waits")
+        until(lambda: states(writer) == ["unknown"])
+        link.tell("has lost it")
+        waits.result()
 
 
 def test_a_writer_without_a_connection() -> None:
     """Its reader could not come back, so it is not dead."""
     writer = start(blocked, 0)
     with Cable(writer.hear()) as cable:
-        cable.handle.remote_liveness = 20 * LIVENESS
+        cable.handle.remote_liveness = PATIENT
         with MessageQueue.create_from_handle(cable.handle, 0) as reader:
             writer.tell()
-            writer.hear()
+            assert writer.hear() == "waits"
             cable.cut()
-            time.sleep(LIVENESS / 4)
+            assert writer.hear() == "has lost it"
             writer.stop()
             cable.mend()
             time.sleep(LONG)
@@ -73,14 +83,14 @@ def test_a_writer_without_a_connection() -> None:
 
 def test_a_reader_that_died_meanwhile() -> None:
     """The writer, whose interpreter was busy, notices that as soon as otherwise."""
-    with remote_writer() as writer:
+    with remote_writer(remote_liveness=LIVENESS) as writer:
         reader = start_remote_reader(writer)
         with writer._writer.lock:  # type: ignore[union-attr]
             reader.peer.kill()
             time.sleep(4 * LIVENESS)
         begun = time.monotonic()
         until(lambda: states(writer) == ["dead"])
-        assert time.monotonic() - begun < BOUND
+        assert_in_time(BOUND, begun)
 
 
 def states(queue: MessageQueue) -> list[str]:
@@ -89,7 +99,7 @@ def states(queue: MessageQueue) -> list[str]:
 
 def closing(link: Link) -> str:
     """Role: a writer that closes; how that ended."""
-    writer = remote_writer()
+    writer = remote_writer(remote_liveness=LIVENESS)
     link.tell(writer.export_handle(0))
     link.hear()
     writer.enqueue("message")
@@ -129,10 +139,8 @@ def stops_while_it_attaches(link: Link, handle: Handle) -> object:
 
 def test_a_reader_that_attaches() -> None:
     """It does not say that nobody has accepted its connection."""
-    with remote_writer() as writer:
+    with remote_writer(remote_liveness=LIVENESS) as writer:
         reader = start(stops_while_it_attaches, writer.export_handle(0))
-        stat = Path(f"/proc/{reader.pid}/stat")
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
         stat = Path(f"/proc/{reader.pid}/stat")
         until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
         time.sleep(4 * LIVENESS)
@@ -143,10 +151,10 @@ def test_a_reader_that_attaches() -> None:
 
 def test_a_writer_that_is_killed_before_it_answers() -> None:
     """Whoever attaches is told that nobody listens there any more."""
-    writer = Remote(start(remote_writing, 1, 5.0))
+    writer = Remote(start(remote_writing, 1))
     writer.peer.stop()
     attaching: Aside[Any] = Aside(MessageQueue.create_from_handle, writer.greeting, 0)
-    time.sleep(LIVENESS)
+    until(lambda: connections_to(writer.greeting))
     writer.peer.kill()
     with refuses(WriterUnreachable, match="no process listens there any more"):
         attaching.result()

@@ -21,11 +21,12 @@ from memlane._net import sockets
 from memlane._net.tcp import Connection
 from memlane.broadcast.protocol import frames as wire
 from memlane.broadcast.protocol.writer_session import WriterSession
-from tests.support import PATIENCE, Aside, holdings, start, strangers, until
+from tests.support import PATIENCE, Aside, holdings, late_since, start, strangers, until
 from tests.support.proxies import recording
 from tests.support.queues import refuses
 from tests.support.remote_queues import (
     HERE,
+    LIVENESS,
     address_of,
     remote_queue,
     remote_writer,
@@ -58,10 +59,10 @@ class Flow:
             self.sent += 1
 
     def rate(self, is_over: Callable[[], object]) -> float:
-        """Messages per second until the condition holds."""
+        """Messages per second in which the machine has time, until the condition holds."""
         begun, sent = time.monotonic(), self.sent
-        until(is_over, timeout=60 + STRANGERS, pause=0.01)
-        return (self.sent - sent) / (time.monotonic() - begun)
+        until(is_over, timeout=PATIENCE + STRANGERS, pause=0.01)
+        return (self.sent - sent) / (time.monotonic() - begun - late_since(begun))
 
     def end(self) -> None:
         """Checks that everything sent has arrived, once and in order."""
@@ -142,7 +143,7 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
     """None is counted or decoded; the reader gets everything meanwhile, and the writer has no
     descriptor, thread or noticeable memory more afterwards."""
     role, argument = KINDS[kind]
-    with remote_writer(2) as writer:
+    with remote_writer(2, remote_liveness=LIVENESS) as writer:
         arguments = [argument(writer)] if callable(argument) else [argument]
         if kind != "replayed bytes":
             writer.release_reader(1)  # or the writer would wait for it
@@ -227,7 +228,7 @@ def test_a_key_that_is_not_listed() -> None:
 
 def test_what_a_listed_reader_may_not_send() -> None:
     """Broken and replayed frames change nothing; an oversized one ends its connection."""
-    with remote_writer(2) as writer:
+    with remote_writer(2, remote_liveness=LIVENESS) as writer:
         other = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         handle = writer.export_handle(1)
         frames = [
@@ -271,7 +272,7 @@ def test_a_reader_that_resumes_where_no_frame_is(
     sequence: int, piece: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is refused, and logged once; the writer and the other readers go on."""
-    with remote_writer(2) as writer:
+    with remote_writer(2, remote_liveness=LIVENESS) as writer:
         other = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         handle = writer.export_handle(1)
         with knocking(handle, handle.remote_reader_keys[0]) as dealer:

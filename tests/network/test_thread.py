@@ -15,7 +15,7 @@ from memlane.broadcast.network import transport
 from tests.network.test_handlers import behind, interrupt
 from tests.support import PATIENCE, Alarm, Aside, Remote, start, until
 from tests.support.queues import reading, refuses
-from tests.support.remote_queues import remote_queue, remote_writer, start_remote_reader
+from tests.support.remote_queues import LIVENESS, remote_queue, remote_writer, start_remote_reader
 
 
 class Watched:
@@ -172,7 +172,7 @@ def test_a_handler_raises_when_a_look_has_begun(monkeypatch: pytest.MonkeyPatch)
 
 def test_timeouts_behind_a_relay() -> None:
     """They are the caller's, in the error and in its text, also once the relay has ended."""
-    with remote_writer(3, relay=True) as writer:
+    with remote_writer(3, relay=True, remote_liveness=LIVENESS) as writer:
         relay = start_remote_reader(writer, 0)
         with MessageQueue.create_from_handle(writer.export_handle(1), 1) as reader:
             for timeout in (0.75, 2.25):

@@ -33,12 +33,14 @@ from tests.support.places import (
     unshare_refusal,
 )
 from tests.support.processes import METHODS, Peer, PeerGone, Remote, dismiss, reap, serve, start
-from tests.support.punctual import assert_in_time, late_since, start_control
+from tests.support.punctual import assert_in_time, given_time, late_since, start_control
 from tests.support.waiting import (
     PATIENCE,
+    UNHURRIED,
     asleep,
     cpu_seconds,
     eventually,
+    idle_share,
     until,
     until_asleep,
     until_at_rest,
@@ -48,6 +50,7 @@ __all__ = [
     "METHODS",
     "NO_FILES",
     "PATIENCE",
+    "UNHURRIED",
     "Alarm",
     "Aside",
     "Crash",
@@ -77,7 +80,9 @@ __all__ = [
     "dismiss",
     "eventually",
     "fail_everywhere",
+    "given_time",
     "holdings",
+    "idle_share",
     "is_sanitized",
     "late_since",
     "network_refusal",

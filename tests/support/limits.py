@@ -60,7 +60,7 @@ def until_nothing_is_left(before: Holdings, when: str) -> None:
     def left() -> list[str]:
         return surplus(before, holdings("memlane-"))
 
-    until(lambda: not left(), f"nothing left {when}", 2.0)
+    until(lambda: not left(), f"nothing left {when}")
 
 
 def descriptors() -> Iterator[int]:

@@ -38,6 +38,12 @@ def in_loop(kind: str) -> Callable[[Any], Any]:
     return run
 
 
+async def turns() -> None:
+    """Lets the loop run until all of its tasks wait for what comes from elsewhere."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def receive_and_cancel(reader: MessageQueue[int], count: int) -> list[int]:
     """Awaits so often and more, until it got some, and cancels at random moments: while it waits,
     while a message comes, before it has begun. Returns what it got."""

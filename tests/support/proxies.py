@@ -21,9 +21,13 @@ class Cable:
     """A TCP proxy that a test can cut: connections through it end at once.
 
     If one side shuts down its direction, that is forwarded, and the other side can still send.
+
+    Attributes:
+        tries: how many connections have been made to it, also while it is cut.
     """
 
     def __init__(self, handle: Handle) -> None:
+        self.tries = 0
         self._to = address_of(handle)
         self._listener = socket.create_server((HERE, 0))
         self._port = self._listener.getsockname()[1]
@@ -92,6 +96,7 @@ class Cable:
 
     def _accept(self) -> None:
         here, _ = self._listener.accept()
+        self.tries += 1
         if self._is_cut:
             here.close()
             return

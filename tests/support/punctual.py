@@ -7,7 +7,8 @@ and notes how late it was. A promise is kept if what it is about took no longer 
 what the latest of them was late in that window.
 
 Everything else waits for an event, by `until`, a peer's word or a timeout of `PATIENCE`, and
-asserts no duration. A test never sleeps to let something happen: it waits for what that means,
+asserts no duration; where something must happen before a time is over that a test waits out, it
+does so by `given_time`. A test never sleeps to let something happen: it waits for what that means,
 which is a state in /proc, a line, a sync point, or a counter in `statistics()`. A test may sleep to
 show that nothing happens, if no slow machine can make it fail; a line says so.
 """
@@ -22,8 +23,11 @@ import threading
 import time
 import traceback
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from tests.support.leaks import LASTING, children_of
 from tests.support.processes import die_with_parent
@@ -129,6 +133,23 @@ def late_since(since: float, moment: float | None = None) -> float:
     """Seconds that the control was late from ``since`` to ``moment`` (now)."""
     assert _control is not None, "no control runs: start_control() comes before the window"
     return _control.late(since, time.monotonic() if moment is None else moment)
+
+
+def given_time(check: Callable[[float], object], seconds: float) -> None:
+    """Runs ``check(seconds)``, in which something must happen before that many seconds are over.
+
+    If it fails where the control was late for a good part of them, it is given more.
+    """
+    while True:
+        began = time.monotonic()
+        try:
+            check(seconds)
+        except (AssertionError, pytest.fail.Exception):
+            if late_since(began) < seconds / 8:
+                raise
+            seconds *= 4
+        else:
+            return
 
 
 def stacks() -> str:

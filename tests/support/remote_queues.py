@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from memlane import Closed, Handle, MessageQueue, TimedOut
@@ -13,19 +14,25 @@ from tests.support.queues import segments, start_reader
 
 HERE = "127.0.0.1"
 LIVENESS = 1.0
-"""Seconds after which an unreachable peer counts as dead in tests."""
+"""Seconds after which an unreachable peer counts as dead in tests of that."""
+PATIENT = 2 * PATIENCE
+"""The same in all others: on a busy machine a peer may be silent for long."""
 
 
 class Writer(MessageQueue):
-    """Its `with` block ignores readers that a test has killed; only `close()` raises for them."""
+    """Its `with` block does not wait for readers that never came, or that a test has killed; only
+    `close()` does, and raises for them."""
 
     def __exit__(self, *error: Any) -> None:
+        is_waited_for = self._is_closed or all(
+            row.state in ("running", "closed") for row in self.statistics().readers
+        )
         with suppress(TimedOut):
-            super().__exit__(*error)
+            self.close(None if is_waited_for else LIVENESS)
 
 
 def remote_writer(n_remote: int = 1, n_local: int = 0, **options: Any) -> MessageQueue:
-    options = {"connect_ip": HERE, "remote_liveness": LIVENESS, "max_chunks": 4, **options}
+    options = {"connect_ip": HERE, "remote_liveness": PATIENT, "max_chunks": 4, **options}
     return Writer(n_remote + n_local, n_local, max_chunk_bytes=4096, **options)
 
 
@@ -82,9 +89,16 @@ def address_of(handle: Handle) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def remote_writing(link: Link, n_remote: int, liveness: float = LIVENESS) -> None:
+def remote_writing(link: Link, n_remote: int, liveness: float = PATIENT) -> None:
     writer = remote_writer(n_remote, remote_liveness=liveness)
     serve(link, writer, writer.export_handle())
+
+
+def connections_to(handle: Handle) -> int:
+    """How many connections to that writer are established on this host."""
+    port = f":{address_of(handle)[1]:04X}"
+    rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(port) and row[3] == "01" for row in rows)
 
 
 _ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked of `struct tcp_info` (linux/tcp.h)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import Closed
+from memlane import Closed, SystemFault
 from memlane._base.deadline import Deadline
 from memlane.tiers.conformance import content, key, wait_for
 from memlane.tiers.remote.tier import RemoteTier
 from memlane.tiers.remote.transport import Refusal, Transport
 from memlane.tiers.tier import Done
-from tests.support import until
+from tests.support import PATIENCE, until
 
 ROW = 4096
 
@@ -26,12 +26,21 @@ def rows_of(count: int, row_bytes: int = ROW) -> np.ndarray[Any, Any]:
     return np.stack([content(number, row_bytes) for number in range(count)])
 
 
-def store(tier: RemoteTier, *numbers: int) -> Done:
-    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers]))
+def store(tier: RemoteTier, *numbers: int, timeout: float | None = PATIENCE) -> Done:
+    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers], timeout))
 
 
-def load(tier: RemoteTier, *numbers: int, timeout: float | None = None) -> Done:
+def load(tier: RemoteTier, *numbers: int, timeout: float | None = PATIENCE) -> Done:
     return wait_for(tier, tier.load([key(number) for number in numbers], [*numbers], timeout))
+
+
+def forgets(tier: RemoteTier, number: int) -> bool:
+    """Has it forgotten; False if the server does not answer."""
+    try:
+        tier.forget([key(number)])
+    except SystemFault:
+        return False
+    return True
 
 
 def keep_many_blocks(opened: Callable[[Any], RemoteTier]) -> None:
@@ -75,7 +84,7 @@ def close_by_several_threads(opened: Callable[[Any], RemoteTier]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert not failures
     with pytest.raises(Closed):

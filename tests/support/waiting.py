@@ -9,6 +9,10 @@ PATIENCE = 180.0
 """Seconds after which a test gives up on something that should have happened long ago."""
 
 
+UNHURRIED = {"MEMLANE_RINGBUFFER_WARNING_INTERVAL": "inf"}
+"""Environment of a program whose stderr a test reads: waits of busy machines are not logged."""
+
+
 def until(
     condition: Callable[[], object],
     what: str = "",
@@ -63,6 +67,13 @@ def cpu_seconds(pid: int) -> float:
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def idle_share(seconds: float = 1.0) -> float:
+    """How much of a processor this process uses while its main thread sleeps that long."""
+    began, used = time.monotonic(), time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - used) / (time.monotonic() - began)
 
 
 def sleeps(pid: int) -> int:

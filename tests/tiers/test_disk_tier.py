@@ -28,6 +28,7 @@ from memlane import (
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import capacity_in_bytes
+from tests.support import PATIENCE, assert_in_time
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 from tests.support.seccomp import has_io_uring
 
@@ -376,7 +377,7 @@ def test_what_was_evicted_in_vain_is_forgotten(tmp_path: Path) -> None:
     with tier_on(tmp_path, rows, capacity=8) as tier:
         assert wait_for(tier, tier.store(keys, range(8))).ok.all()
         wait_for(tier, tier.store([key(100 + at) for at in range(8)], range(8), timeout=0))
-        assert tier.drain(30)
+        assert tier.drain(PATIENCE)
         tier.forget(keys)
     with tier_on(tmp_path, rows, capacity=8) as tier:
         assert not any(tier.has(keys))
@@ -418,7 +419,7 @@ def test_a_handler_that_raises_in_poll(tmp_path: Path, rows: Any) -> None:
         interrupted = 0
         for number in range(2000):
             ticket = tier.load([key(0)], [1])
-            tier.drain(30)
+            tier.drain(PATIENCE)
             done = None
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))
@@ -444,7 +445,7 @@ def test_a_handler_that_polls_in_poll(tmp_path: Path, rows: Any) -> None:
             outer, begun = [], []
             for number in range(2000):
                 begun.append(tier.load([key(0)], [1]))
-                tier.drain(30)
+                tier.drain(PATIENCE)
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))
                 outer += [done.ticket for done in tier.poll()]
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -464,7 +465,7 @@ def test_a_log_that_raises(folder: Path, rows: Any) -> None:
         with open(folder / "0.data", "r+b") as file:
             file.write(b"other")
         ticket = tier.load([key(0)], [0])
-        tier.drain(30)
+        tier.drain(PATIENCE)
         log.addHandler(handler)
         try:
             with pytest.raises(Interrupted):
@@ -488,7 +489,7 @@ def test_a_poll_that_is_interrupted_beside_a_policy(tmp_path: Path, rows: Any) -
     leave.set()
     with tier_on(tmp_path, rows, capacity=10, policy=Slow()) as tier:
         ticket = tier.store([key(1)], [0])
-        assert tier.drain(30)
+        assert tier.drain(PATIENCE)
         entered.clear()
         leave.clear()
         storing = threading.Thread(target=tier.store, args=([key(2)], [1]))
@@ -524,8 +525,8 @@ def test_a_thread_drains_while_another_polls(tmp_path: Path, rows: Any) -> None:
             for _ in range(500):
                 tier.load([key(0)], [1])
                 began = time.monotonic()
-                assert tier.drain(30)
-                assert time.monotonic() - began < 15
+                assert tier.drain(PATIENCE)
+                assert_in_time(15, began)
         finally:
             is_over.set()
             thread.join()
@@ -585,6 +586,6 @@ def test_stored_forgotten_and_stored_again(tmp_path: Path) -> None:
         tier.forget([key(1)])
         second = tier.store([key(1), key(2)], [0, 15])
         third = tier.store([key(1)], [0])
-        assert tier.drain(60)
+        assert tier.drain(PATIENCE)
         done = {each.ticket: each.ok.tolist() for each in tier.poll()}
         assert (done[second], done[third]) in (([True, True], [True]), ([False, True], [False]))

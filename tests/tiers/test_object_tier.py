@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, Unsupported
-from memlane.tiers.conformance import TierConformance, content, key, wait_for
+from memlane.tiers.conformance import TierConformance, content, key
 from memlane.tiers.tier import Namespace
-from tests.support import until
+from tests.support import PATIENCE, assert_in_time, until
 from tests.support.missing import needs
 from tests.support.object_servers import (
     REFUSAL,
@@ -91,7 +91,7 @@ class Place:
         self.bucket = Bucket(self.url, **server.options)
 
     def tier(self, rows: Any, **options: Any) -> ObjectTier:
-        return ObjectTier(self.url, rows, **({"timeout": 20.0} | self.server.options | options))
+        return ObjectTier(self.url, rows, **({"timeout": PATIENCE} | self.server.options | options))
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_blocks_of_several_threads(place: Place) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert tier.drain(30)
+        assert tier.drain(PATIENCE)
         rows[:] = 0
         assert load(tier, *range(64)).ok.all()
         np.testing.assert_array_equal(rows, expected)
@@ -257,7 +257,7 @@ def test_two_tiers_see_each_other(place: Place) -> None:
         assert store(one, 0, 1).ok.all()
         begun = time.monotonic()
         until(lambda: two.has([key(0)]) == [True])
-        assert time.monotonic() - begun < 4
+        assert_in_time(4, begun)
         others[:] = 0
         assert load(two, 0, 1).ok.all()
         np.testing.assert_array_equal(others[:2], rows[:2])
@@ -350,14 +350,14 @@ def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def known(tier: ObjectTier) -> int:
         tier.has(keys)
-        assert tier.drain(9)
+        assert tier.drain(PATIENCE)
         return tier.has(keys).count(True)
 
     with ObjectTier(url, rows_of(1, 16)) as tier:
         assert known(tier) == 6000
     monkeypatch.setattr("memlane.tiers.remote.objects._FIRST", 0.0)
     monkeypatch.setattr("memlane.tiers.remote.objects._SLICE", 0.0)
-    with ObjectTier(url, rows_of(1, 16), timeout=9) as tier:
+    with ObjectTier(url, rows_of(1, 16), timeout=PATIENCE) as tier:
         assert known(tier) == 4000  # a page by the constructor, and one by the question
         time.sleep(1.1)  # as long as an answer is believed
         assert known(tier) == 6000
@@ -375,23 +375,24 @@ def test_a_server_that_is_stopped(own: Place, caplog: pytest.LogCaptureFixture) 
         assert load(tier, 0, timeout=0.05).error == "the deadline has passed"
         own.server.go_on()
         assert load(tier, 1).ok.all()
-        assert tier.drain(5)
+        assert tier.drain(PATIENCE)
         assert not tier.statistics().stalled  # the server had no time to answer
         own.server.stop()
         rows[:] = 7
         begun = time.monotonic()
         done = load(tier, 0, 1, timeout=0.3)
-        assert 0.25 < time.monotonic() - begun < 2
+        assert time.monotonic() - begun > 0.25
+        assert_in_time(2, begun)
         assert (done.ok.any(), done.error) == (False, "the deadline has passed")
         begun = time.monotonic()
         assert not load(tier, 2, timeout=1.2).ok.any()
         for _ in range(5):
             assert not load(tier, 2, timeout=0.5).ok.any()
-        assert time.monotonic() - begun < 5
+        assert_in_time(5, begun)
         assert tier.has([key(1)]) == [False]
         assert tier.statistics().stalled
         own.server.go_on()
-        until(lambda: load(tier, 3, timeout=1).ok.all())
+        until(lambda: load(tier, 3).ok.all())
         assert (rows[:3] == 7).all()
         np.testing.assert_array_equal(rows[3], content(3, ROW))
         assert not tier.statistics().stalled
@@ -402,11 +403,11 @@ def test_a_server_that_is_stopped(own: Place, caplog: pytest.LogCaptureFixture) 
 def test_a_server_that_is_killed(own: Place) -> None:
     """In the middle; it comes back empty, which is misses, and is stored to again."""
     rows = rows_of(64)
-    with own.tier(rows, timeout=5) as tier:
+    with own.tier(rows) as tier:
         assert store(tier, *range(64)).ok.all()
         tickets = [tier.load([key(number)], [number]) for number in range(64)]
         own.server.kill()
-        assert tier.drain(20)
+        assert tier.drain(PATIENCE)
         reports = {done.ticket: done for done in tier.poll()}
         assert sorted(reports) == sorted(tickets)
         assert all(done.ok.all() or done.error for done in reports.values())
@@ -415,7 +416,7 @@ def test_a_server_that_is_killed(own: Place) -> None:
                 call()
         own.server.start()
         own.server.create(own.name)
-        until(lambda: load(tier, 0, timeout=5).error is None)
+        until(lambda: load(tier, 0).error is None)
         done = load(tier, *range(64))
         assert (done.ok.any(), done.error) == (False, None)
         assert store(tier, *range(64)).ok.all()
@@ -531,11 +532,11 @@ def test_a_server_that_is_none(answer: bytes) -> None:
         with ObjectTier("s3://b", rows, connections=1, timeout=1, **liar.options) as tier:
             rows[:] = 7
             begun = time.monotonic()
-            assert not load(tier, 0).ok.any()
+            assert not load(tier, 0, timeout=None).ok.any()
             assert (rows == 7).all()
             tier.store([key(1)], [1])
-            assert tier.drain(10)
-            assert time.monotonic() - begun < 3
+            assert tier.drain(PATIENCE)
+            assert_in_time(3, begun)
     finally:
         liar.close()
 
@@ -600,7 +601,7 @@ def test_nobody_there(shared: ObjectServer) -> None:
         begun = time.monotonic()
         with pytest.raises(SystemFault, match="did not answer in time"):
             ObjectTier("s3://bucket", rows, timeout=1, **options)
-        assert time.monotonic() - begun < 3
+        assert_in_time(3, begun)
 
 
 def test_bad_arguments(shared: ObjectServer) -> None:
@@ -656,10 +657,10 @@ def test_opened_in_an_event_loop(place: Place) -> None:
 def test_any_timeout(place: Place, timeout: float | None) -> None:
     rows = rows_of(1)
     with place.tier(rows, timeout=float("inf") if timeout is None else timeout) as tier:
-        assert wait_for(tier, tier.store([key(0)], [0], 20)).ok.all()
+        assert store(tier, 0).ok.all()
         done = load(tier, 0, timeout=timeout)
         assert done.ok.all() or done.error == "the deadline has passed"
-        assert tier.drain(10)
+        assert tier.drain(PATIENCE)
 
 
 def test_dropped_without_close(place: Place) -> None:
@@ -703,10 +704,41 @@ tier.load([b"a"], [1])
 for number in range(200):
     tier.store([b"%d" % number], [number])
 """
-    begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     own.server.go_on()
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - begun < 8
+
+
+def test_a_thread_of_obstore_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
+    """The report is there, and the thread that made it needs the interpreter's lock once more.
+
+    Fails without the guard: the process ended with SIGABRT, as the thread found no interpreter.
+    """
+    code = f"""
+import asyncio.selector_events as events, sys, threading, time
+import numpy as np
+from memlane.tiers.remote.objects import ObjectTier
+
+write = events.BaseSelectorEventLoop._write_to_self
+
+def late(loop):
+    write(loop)
+    if isinstance(threading.current_thread(), threading._DummyThread):  # not one of Python's
+        time.sleep(0.5)
+
+class Lingers:
+    def __del__(self, sleep=time.sleep):  # the interpreter has ended, and the process goes on
+        sleep(1)
+
+events.BaseSelectorEventLoop._write_to_self = late
+sys.lingers = Lingers()
+tier = ObjectTier({folder(tmp_path)!r}, np.zeros((1, 4096), np.uint8))
+tier.store([b"a"], [0])
+tier.drain()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

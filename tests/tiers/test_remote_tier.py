@@ -16,7 +16,7 @@ from memlane.tiers.conformance import key, wait_for
 from memlane.tiers.remote.dispatcher import Dispatcher
 from memlane.tiers.remote.transport import Refusal, Refused, Unanswered
 from memlane.tiers.tier import Done
-from tests.support import until
+from tests.support import PATIENCE, until
 from tests.support.remote_tiers import MemoryTransport, load, rows_of, store, tier_in_memory
 
 
@@ -88,7 +88,7 @@ def test_an_answer_from_before_a_clear_is_not_remembered() -> None:
         assert asked.wait(10)
         tier.clear()
         may_answer.set()
-        assert tier.drain(10)
+        assert tier.drain(PATIENCE)
         until(lambda: tier.has([key(0)]) == [False], "it is asked again")
 
 

@@ -33,7 +33,7 @@ from memlane.tiers.conformance import content, key
 from memlane.tiers.pool import PolicyName
 from memlane.tiers.tier import CHANGED, Done
 from memlane.tiers.waiting import Outage
-from tests.support import until
+from tests.support import PATIENCE, assert_in_time, until
 from tests.support.lying_tiers import MemoryTier
 from tests.support.missing import package
 from tests.support.redis_servers import REFUSAL, RedisServer
@@ -57,7 +57,7 @@ class Engine:
             new.commit()
             return [int.from_bytes(each, "big") for each in new.keys]
 
-    def find(self, *numbers: int, timeout: float | None = 5) -> int:
+    def find(self, *numbers: int, timeout: float | None = PATIENCE) -> int:
         """How many of them there are, the first ones first."""
         with self.chain.fetch([key(number) for number in numbers], timeout) as pin:
             for number, row in zip(numbers, pin.ids, strict=False):
@@ -141,7 +141,7 @@ def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) 
     try:
         with (
             DiskTier(tmp_path / "disk", rows, 8 * ROW, policy="lru") as disk,
-            RedisTier(server.url, rows, timeout=1) as remote,
+            RedisTier(server.url, rows, timeout=PATIENCE) as remote,
             TierChain(pool, rows, [disk, remote], spare=4) as chain,
         ):
             one = Engine(rows, pool, chain)
@@ -156,7 +156,7 @@ def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) 
             server.kill()
             begun = time.monotonic()
             assert one.find(900, timeout=0.1) == 0
-            assert time.monotonic() - begun < 1
+            assert_in_time(1, begun)
             for number in range(100, 130):  # it goes on, from disk and pool
                 one.compute(number)
                 until(lambda: not poll_of(chain).storing, "stored")
@@ -239,7 +239,8 @@ def test_a_fetch_does_not_wait_longer_than_it_may() -> None:
         begun = time.monotonic()
         assert one.find(*range(8), timeout=0) == 0
         assert one.find(*range(8), timeout=0.05) == 0
-        assert 0.05 <= time.monotonic() - begun < 1
+        assert time.monotonic() - begun >= 0.05
+        assert_in_time(1, begun)
         assert len(tier.asked) == 1  # the second did not ask again
         tier.speak()
         assert one.find(*range(8), timeout=0) == 8
@@ -250,7 +251,7 @@ def test_a_prefetch_is_found() -> None:
         tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(6)}
         one.chain.prefetch([key(number) for number in range(9)])
         assert one.pool.statistics().accesses == 0
-        assert select.select([one.chain], [], [], 5)[0]
+        assert select.select([one.chain], [], [], PATIENCE)[0]
         one.chain.poll()
         assert not select.select([one.chain], [], [], 0)[0]
         assert one.find(*range(9), timeout=0) == 6
@@ -531,7 +532,7 @@ def test_threads_take_turns(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         assert wrong == []
         assert chain.statistics().loaded > 0
@@ -542,13 +543,13 @@ def test_a_report_that_another_thread_takes_wakes_whoever_waits() -> None:
         tier.blocks = {key(1): content(1, ROW).tobytes()}
         tier.is_silent = True
         found: list[int] = []
-        waiting = threading.Thread(target=lambda: found.append(one.find(1, timeout=30)))
+        waiting = threading.Thread(target=lambda: found.append(one.find(1, timeout=None)))
         waiting.start()
         until(lambda: bool(one.chain._waiting), "it waits")
         with one.chain._lock:  # so that this thread is first
             tier.speak()
             one.chain.poll()
-        waiting.join(10)
+        waiting.join(PATIENCE)
         assert found == [1]
 
 
@@ -793,7 +794,7 @@ def test_a_handler_that_calls_the_chain() -> None:
             tier.calls = ("has",)
             assert one.find(50) == 1
             tier.calls = ()
-        assert time.monotonic() - begun < 5
+        assert_in_time(5, begun)
         assert time.process_time() - cpu < 2
         assert seen == [0]
         assert one.find(3, timeout=0) == 1
@@ -840,7 +841,7 @@ def test_a_closed_tier_with_a_call_that_has_failed() -> None:
             tier.raises[call] = Closed("this tier is closed")
         begun = time.monotonic()
         one.chain.close(5)
-        assert time.monotonic() - begun < 2
+        assert_in_time(2, begun)
 
 
 def test_a_closed_tier_without_a_deadline() -> None:
@@ -851,7 +852,7 @@ def test_a_closed_tier_without_a_deadline() -> None:
         one.compute(20)
         for call in ("poll", "store", "load", "has"):
             tier.raises[call] = Closed("this tier is closed")
-        one.chain.close(5)
+        one.chain.close(PATIENCE)
 
 
 def test_a_key_that_comes_twice_is_no_fault_of_a_disk(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import re
 import selectors
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -52,6 +53,7 @@ _FULL = 600.0  # seconds between two lists of everything
 _FIRST = 0.5  # share of the constructor's time that a list of everything may take
 _SLICE = 0.5  # seconds of a list of everything that one question or load may take
 _LONGEST = 3600.0
+_PARTING = 10.0  # seconds that the end of the interpreter waits for obstore's threads, at most
 _ANSWERS = range(400, 500)  # HTTP statuses of a server that works
 _BUSY = (408, 429)  # those among them of one that does not
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
@@ -540,14 +542,13 @@ class _Requests(Transport):
     def run(self, work: Callable[[], Awaitable[Any]], end: float) -> Any:
         """Runs `work` in this thread until that time. Raises Unanswered or Refused."""
         with self._busy:
-            if _process.is_over:
-                raise Refused("the interpreter ends")
-            if self._loop is None:
-                # A selector that a forked child cannot change under its parent, as it can epoll.
-                self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())
-            self._task = self._loop.create_task(_until(work, end))
             _process.busy.add(self)
             try:
+                if _process.is_over:
+                    raise Refused("the interpreter ends")
+                if self._loop is None:
+                    self._loop = _Loop()
+                self._task = self._loop.create_task(_until(work, end))
                 result, error = self._loop.run_until_complete(self._task)
             finally:
                 _process.busy.discard(self)
@@ -568,14 +569,30 @@ class _Requests(Transport):
         kind = Refused if is_answer or isinstance(error, self._bucket.refusals) else Unanswered
         return kind(_text(error))
 
-    def give_up(self) -> None:
-        """Ends what is under way; called by another thread."""
-        loop, task = self._loop, self._task
-        if loop is not None and task is not None:
-            with suppress(RuntimeError):  # it was closed meanwhile
-                loop.call_soon_threadsafe(task.cancel)
-            if self._busy.acquire(timeout=_EVERY):
+    def give_up(self, end: float) -> None:
+        """Ends what is under way, and waits for that until then; called by another thread."""
+        while time.monotonic() < end:
+            loop, task = self._loop, self._task
+            if loop is not None and task is not None:
+                with suppress(RuntimeError):  # it was closed meanwhile
+                    loop.call_soon_threadsafe(task.cancel)
+            if self._busy.acquire(timeout=0.1):  # it may have begun since
                 self._busy.release()
+                return
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Notes the futures that obstore's threads complete."""
+
+    def __init__(self) -> None:
+        # A selector that a forked child cannot change under its parent, as it can epoll.
+        super().__init__(selectors.PollSelector())
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Returns a new one; obstore makes one for each request."""
+        future = super().create_future()
+        _process.futures.add(future)
+        return future
 
 
 async def _until(
@@ -623,10 +640,17 @@ def _text(error: BaseException) -> str:
 
 class _Process:
     """Ends all requests before the interpreter ends: obstore's threads take its lock when a request
-    ends, which they must not do then."""
+    ends, and drop the request's future with it. Then it would end the process with SIGABRT.
+
+    Attributes:
+        busy: those that may be making a request.
+        futures: those that a thread of obstore may still complete, or be completing.
+        is_over: the interpreter ends; no request begins.
+    """
 
     def __init__(self) -> None:
         self.busy: set[_Requests] = set()
+        self.futures: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
         self.is_over = False
         self._pid = 0
 
@@ -642,8 +666,14 @@ class _Process:
         if self._pid != os.getpid():
             return
         self.is_over = True
+        end = time.monotonic() + _PARTING
         for requests in [*self.busy]:
-            requests.give_up()
+            requests.give_up(end)
+        import obstore
+
+        while self.futures and time.monotonic() < end:
+            obstore.store.MemoryStore()  # a call drops what a thread without the lock has left
+            time.sleep(0.001)  # no thread of obstore says when it is done
 
 
 _process = _Process()
