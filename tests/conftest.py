@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MEMLANE_RINGBUFFER_WARNING_INTERVAL"] = "600"
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support import (
     METHODS,
@@ -35,7 +35,9 @@ from tests.support import (
 )
 from tests.support.punctual import Control, stacks
 
-settings.register_profile("memlane", database=None, deadline=None)
+settings.register_profile(
+    "memlane", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("memlane")
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -126,7 +128,7 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     passed = not request.node.stash.get(_failed, True)
     left = surplus(before, holdings(_PREFIX))
-    settled = time.monotonic() + (2.0 if passed else 0.0)
+    settled = time.monotonic() + (20.0 if passed else 0.0)
     while left and time.monotonic() < settled:  # a dead peer's child may be about to end
         time.sleep(0.01)
         reap(children_of(os.getpid()))

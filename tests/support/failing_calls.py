@@ -19,6 +19,7 @@ from errno import errorcode
 from pathlib import Path
 
 from tests.support.leaks import SHM, Holdings, holdings, surplus
+from tests.support.waiting import PATIENCE
 
 Failing = Callable[[str], AbstractContextManager[None]]
 Scenario = Callable[[Failing], None]
@@ -178,7 +179,7 @@ def fail_once(
 def _left_since(before: Holdings, prefix: str) -> list[str]:
     """Waits a moment for joined threads to leave /proc: the kernel wakes the thread that joins
     before it removes the one that ended."""
-    patience = time.monotonic() + 1.0
+    patience = time.monotonic() + PATIENCE
     while True:
         left = surplus(before, holdings(prefix))
         threads = any(line.startswith("threads") for line in left)

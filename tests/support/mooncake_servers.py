@@ -15,6 +15,7 @@ from memlane._base.deadline import Deadline
 from tests.support.leaks import LASTING, children_of
 from tests.support.missing import needs
 from tests.support.servers import Server, free_port
+from tests.support.waiting import PATIENCE
 
 
 def _refusal() -> str:
@@ -58,7 +59,7 @@ CLIENT = """
 import sys
 import numpy as np
 from memlane.tiers.remote.mooncake import MooncakeTier
-with MooncakeTier(sys.argv[1], np.zeros((1, 8), np.uint8), segment=sys.argv[2], timeout=20):
+with MooncakeTier(sys.argv[1], np.zeros((1, 8), np.uint8), segment=sys.argv[2], timeout=180):
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -115,22 +116,24 @@ class Store:
             "protocol": "tcp",
             "device": "",
         }
-        self._client = mooncake._Client(settings, 20.0, None)
-        self._connection = mooncake._Connection(self._client, Deadline(20))
+        self._client = mooncake._Client(settings, PATIENCE, None)
+        self._connection = mooncake._Connection(self._client, Deadline(PATIENCE))
 
     def has(self, name: bytes) -> bool:
-        return self._connection.ask([name], Deadline(20))[0]
+        return self._connection.ask([name], Deadline(PATIENCE))[0]
 
     def read(self, name: bytes, size: int) -> bytes:
         into = memoryview(bytearray(size))
-        found = self._connection.get([name], [into], Deadline(20))
+        found = self._connection.get([name], [into], Deadline(PATIENCE))
         assert found == [size]
         return bytes(into)
 
     def write(self, name: bytes, value: bytes) -> None:
         """Whatever there was."""
-        self._connection.remove([name], Deadline(20))
-        done = self._connection.put([name], [(value[:8], memoryview(value[8:]))], Deadline(20))
+        self._connection.remove([name], Deadline(PATIENCE))
+        done = self._connection.put(
+            [name], [(value[:8], memoryview(value[8:]))], Deadline(PATIENCE)
+        )
         assert done == [None]
 
     def __enter__(self) -> Self:

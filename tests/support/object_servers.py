@@ -13,6 +13,7 @@ from typing import Any
 from tests.support.leaks import LASTING
 from tests.support.missing import needs
 from tests.support.servers import Server
+from tests.support.waiting import PATIENCE
 
 _NEEDED = ("obstore", "moto", "flask")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -64,7 +65,7 @@ class ObjectServer(Server):
     def _request(self, method: str, path: str, data: bytes | None = None) -> bytes:
         request = urllib.request.Request(self.endpoint + path, data=data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 found: bytes = answer.read()
                 return found
         except urllib.error.HTTPError as error:

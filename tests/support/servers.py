@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,13 +44,14 @@ class Server:
 
     def start(self) -> None:
         self._process = self.launch()
-        for _ in range(3000):
-            try:
-                self.connect().close()
-                return
-            except OSError:
-                time.sleep(0.01)
-        raise TimeoutError(f"{self._process.args!r} does not listen")
+        until(self._listens, f"{self._process.args!r} listens", pause=0.01)
+
+    def _listens(self) -> bool:
+        try:
+            self.connect().close()
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         """Returns once every thread has stopped: until then the server may answer."""

@@ -17,7 +17,7 @@ from memlane._native import read_replies, sweep_dead_segments
 from memlane.errors import system_fault
 from memlane.groups import TcpGroup
 from memlane.tiers import DiskTier, disk
-from tests.support import Failing
+from tests.support import PATIENCE, Failing
 from tests.support.stores import BytesSerde, Ring, Storage
 
 NAME = "memlane-chosen-by-the-caller"
@@ -53,7 +53,7 @@ def queue(failing: Failing) -> None:
         with failing("ready"):
             writer.wait_until_ready(30)
         writer.enqueue("word")
-        assert reader.dequeue(timeout=30) == "word"
+        assert reader.dequeue(timeout=PATIENCE) == "word"
         with failing("close"):
             writer.close()
 
@@ -65,7 +65,7 @@ def attached_queue(failing: Failing) -> None:
             reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
         with reader:
             writer.enqueue("word")
-            assert reader.dequeue(timeout=30) == "word"
+            assert reader.dequeue(timeout=PATIENCE) == "word"
             with failing("close"):
                 reader.close()
 
@@ -80,18 +80,18 @@ def large_messages(failing: Failing) -> None:
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
     ):
         with failing("send"):
-            writer.enqueue(LARGE, timeout=30)
+            writer.enqueue(LARGE, timeout=PATIENCE)
         try:
             with failing("receive"):
-                received = reader.dequeue(timeout=30)
+                received = reader.dequeue(timeout=PATIENCE)
         except Exception:
-            np.testing.assert_array_equal(reader.dequeue(timeout=30), LARGE)  # not consumed
+            np.testing.assert_array_equal(reader.dequeue(timeout=PATIENCE), LARGE)  # not consumed
             raise
         np.testing.assert_array_equal(received, LARGE)
         with failing("send when one is read"):
-            writer.enqueue(LARGE, timeout=30)
+            writer.enqueue(LARGE, timeout=PATIENCE)
         with failing("view"):
-            block = reader.dequeue_view(timeout=30)
+            block = reader.dequeue_view(timeout=PATIENCE)
             view = block.__enter__()
         np.testing.assert_array_equal(view, LARGE)
         del view
@@ -110,12 +110,14 @@ def lent_messages(failing: Failing) -> None:
     ):
         for lap in ("first", "second"):
             with failing(f"{lap} send"):
-                writer.enqueue(LENT, timeout=30)
+                writer.enqueue(LENT, timeout=PATIENCE)
             try:
                 with failing(f"{lap} receive"):
-                    received = reader.dequeue(timeout=30)
+                    received = reader.dequeue(timeout=PATIENCE)
             except Exception:
-                np.testing.assert_array_equal(reader.dequeue(timeout=30), LENT)  # not consumed
+                np.testing.assert_array_equal(
+                    reader.dequeue(timeout=PATIENCE), LENT
+                )  # not consumed
                 raise
             np.testing.assert_array_equal(received, LENT)
             received[:] = 1
@@ -130,8 +132,8 @@ def late_space(failing: Failing) -> None:
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
     ):
         with failing("fill"):
-            writer.enqueue(bytes(100_000), timeout=30)
-        with failing("read"), reader.acquire_read(timeout=30) as chunk:
+            writer.enqueue(bytes(100_000), timeout=PATIENCE)
+        with failing("read"), reader.acquire_read(timeout=PATIENCE) as chunk:
             assert len(chunk) == 1 << 17
 
 
@@ -257,7 +259,7 @@ def region_of(rank: int | None) -> SharedOffloadRegion:
     """8 blocks of two workers, a page each. One thread, so that its calls come in one order."""
     page = os.sysconf("SC_PAGE_SIZE")
     return SharedOffloadRegion(
-        "faults", 16 * page, 8, rank, 2, page, prefix="memlane-", threads=1, timeout=30
+        "faults", 16 * page, 8, rank, 2, page, prefix="memlane-", threads=1, timeout=PATIENCE
     )
 
 
@@ -296,7 +298,7 @@ def remote_reader(failing: Failing) -> None:
         with failing("attach"):
             reader = MessageQueue.create_from_handle(handle, 0)
         writer.enqueue("word")
-        assert reader.dequeue(timeout=30) == "word"
+        assert reader.dequeue(timeout=PATIENCE) == "word"
         with failing("close"):
             reader.close()
 
