@@ -23,6 +23,31 @@ inline Presence to_presence(SlotState state) noexcept {
     }
 }
 
+// A copy for observers, of a slot whose owner may write to it meanwhile.
+inline ParticipantSlot copy_of(const ParticipantSlot& slot) noexcept {
+    ParticipantSlot copy;
+    copy.state = load_relaxed(slot.state);
+    copy.rank = load_relaxed(slot.rank);
+    copy.pid = load_relaxed(slot.pid);
+    copy.start_ticks = load_relaxed(slot.start_ticks);
+    copy.pid_namespace = load_relaxed(slot.pid_namespace);
+    copy.skipped = load_relaxed(slot.skipped);
+    copy.reading = load_relaxed(slot.reading);
+    copy.absent_elsewhere = load_relaxed(slot.absent_elsewhere);
+    copy.leased_bytes = load_relaxed(slot.leased_bytes);
+    copy.admitted = load_relaxed(slot.admitted);
+    copy.position = load_relaxed(slot.position);
+    copy.last_progress_ns = load_relaxed(slot.last_progress_ns);
+    copy.activity = load_relaxed(slot.activity);
+    copy.views = load_relaxed(slot.views);
+    copy.bytes = load_relaxed(slot.bytes);
+    copy.waits = load_relaxed(slot.waits);
+    copy.spills = load_relaxed(slot.spills);
+    copy.views_since_ns = load_relaxed(slot.views_since_ns);
+    copy.activity_since_ns = load_relaxed(slot.activity_since_ns);
+    return copy;
+}
+
 // What the slot's owner does, for observers: two relaxed stores and a coarse clock.
 inline void show(ParticipantSlot& slot, SlotActivity activity) noexcept {
     store_relaxed<std::int64_t>(slot.activity_since_ns, activity == SlotActivity::elsewhere ? 0 : os::tick_now());

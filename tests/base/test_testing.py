@@ -212,7 +212,7 @@ def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.enqueue(1)
         with testing.stalls(after=0.15) as lines:
             wait_until_told(writer, reader, lines)
-        assert f"; waiting for reader 0 (pid {os.getpid()}, " in lines[0]
+        assert f"; waiting for reader 0 (pid {os.getpid()} " in lines[0]
     assert "MEMLANE_RINGBUFFER_WARNING_INTERVAL" not in os.environ
 
 

@@ -3,6 +3,7 @@
 import pickle
 
 from memlane import MessageQueue, TimedOut
+from memlane._base.processes import name_of
 from tests.support import Remote
 from tests.support.queues import failed, fill, start_reader, start_writer
 
@@ -13,7 +14,7 @@ def test_text_of_a_full_queue_says_what_its_reader_does_when_the_text_is_read() 
         reader = start_reader(writer.export_handle(), 7)
         fill(writer)
         error = failed(lambda timeout: writer.enqueue(0, timeout=timeout))
-        check_late_text(error, reader, f"reader 7 (pid {reader.pid}, stopped, 2 behind, last ")
+        check_late_text(error, reader, "reader 7 ({}, stopped, 2 behind, last ")
         reader.call("close")
 
 
@@ -22,7 +23,7 @@ def test_text_of_an_empty_queue_says_what_its_writer_does_when_the_text_is_read(
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         error = failed(reader.dequeue)
-        check_late_text(error, writer, f"the writer (pid {writer.pid}, stopped, last progress ")
+        check_late_text(error, writer, "the writer ({}, stopped, last progress ")
         writer.call("close")
 
 
@@ -30,6 +31,7 @@ def check_late_text(error: TimedOut, other: Remote, words: str) -> None:
     other.peer.stop()
     text = str(error)
     other.peer.resume()
+    words = words.format(f"pid {other.pid} {name_of(other.pid)}")
     assert text.startswith(f"timed out after 0 s waiting for {words}")
     assert str(error) == text
     assert repr(error) == f"TimedOut({text!r})"

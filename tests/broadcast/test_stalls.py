@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
+from memlane._base.processes import name_of
 from tests.support import (
     Aside,
     Link,
@@ -52,6 +53,11 @@ def blocked_line(caplog: pytest.LogCaptureFixture, writer: MessageQueue) -> str:
     line, *_ = warnings_of(caplog)
     assert WORDS in line
     return line
+
+
+def named(pid: int) -> str:
+    """How lines name a process."""
+    return f"pid {pid} {name_of(pid)}"
 
 
 def blamed(line: str) -> str:
@@ -133,7 +139,7 @@ def test_reader_stopped(caplog: pytest.LogCaptureFixture) -> None:
         reader.peer.stop()
         line = blocked_line(caplog, writer)
         assert blamed(line).startswith(
-            f"reader 7 (pid {reader.pid}, stopped, 2 behind, last progress "
+            f"reader 7 ({named(reader.pid)}, stopped, 2 behind, last progress "
         )
         reader.peer.resume()
         reader.call("close")
@@ -149,7 +155,7 @@ def test_reader_whose_main_thread_is_blocked(
         reader = reader_of(role, writer)
         until_asleep(reader.pid)
         line = blocked_line(caplog, writer)
-        who = f"reader 7 (pid {reader.pid}, running, its main thread asleep in the kernel ("
+        who = f"reader 7 ({named(reader.pid)}, running, its main thread asleep in the kernel ("
         assert blamed(line).startswith(who)
         reader.kill()
 
@@ -159,7 +165,7 @@ def test_reader_spinning(caplog: pytest.LogCaptureFixture) -> None:
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = reader_of(spin, writer)
         line = blocked_line(caplog, writer)
-        assert blamed(line).startswith(f"reader 7 (pid {reader.pid}, running")
+        assert blamed(line).startswith(f"reader 7 ({named(reader.pid)}, running")
         assert "asleep" not in line
         reader.kill()
 
@@ -171,7 +177,7 @@ def test_reader_slow_in_its_own_code(caplog: pytest.LogCaptureFixture) -> None:
         writer.enqueue("taken")
         until(lambda: writer.statistics().readers[0].behind == 0)
         line = blocked_line(caplog, writer)
-        assert blamed(line).startswith(f"reader 7 (pid {reader.pid}, running")
+        assert blamed(line).startswith(f"reader 7 ({named(reader.pid)}, running")
         assert "2 behind" in line
         reader.kill()
 
@@ -184,7 +190,7 @@ def test_reader_holding_a_view(caplog: pytest.LogCaptureFixture) -> None:
             pass
         assert reader.hear() == "holding"
         line = blocked_line(caplog, writer)
-        assert blamed(line).startswith(f"reader 7 (pid {reader.pid}, ")
+        assert blamed(line).startswith(f"reader 7 ({named(reader.pid)}, ")
         assert "holds views of 1 chunk for " in line
         reader.kill()
 
@@ -221,7 +227,8 @@ def test_the_worst_of_many_comes_first(caplog: pytest.LogCaptureFixture) -> None
         readers = [start_reader(writer.export_handle(), rank) for rank in range(11)]
         readers[10].peer.stop()
         line = blocked_line(caplog, writer)
-        assert blamed(line).startswith("reader 11 (never attached), reader 10 (pid ")
+        assert blamed(line).startswith(f"reader 10 ({named(readers[10].pid)}, stopped, 2 behind")
+        assert "), reader 11 (never attached), " in blamed(line)
         assert "and 4 more [" in line
         readers[10].peer.resume()
         for reader in readers:
@@ -288,8 +295,8 @@ def test_writer_stopped(caplog: pytest.LogCaptureFixture) -> None:
         with pytest.raises(TimedOut):
             reader.dequeue(timeout=2 * INTERVAL)
         line, *_ = warnings_of(caplog)
-        assert blamed(line).startswith(f"the writer (pid {writer.pid}, stopped, last progress ")
-        assert f"reader 0 (pid {os.getpid()})" in line
+        assert blamed(line).startswith(f"the writer ({named(writer.pid)}, stopped, last progress ")
+        assert f"reader 0 ({named(os.getpid())})" in line
         writer.peer.resume()
         writer.call("close")
 
@@ -300,7 +307,7 @@ def test_writer_kept_by_another_reader() -> None:
         fill(writer)
         drain(fast)
         blocked = Aside(writer.enqueue, "never").until_blocked()
-        with pytest.raises(TimedOut, match=r"the writer \(pid \d+, itself waiting for a reader, "):
+        with pytest.raises(TimedOut, match=r"the writer \(pid \d+ .*, itself waiting for others, "):
             fast.dequeue(timeout=INTERVAL)
         writer.close()
         with pytest.raises(Closed):

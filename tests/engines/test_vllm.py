@@ -140,6 +140,6 @@ def test_stop_of_another_worker() -> None:
     log = run("another_worker_stops", MEMLANE_RINGBUFFER_WARNING_INTERVAL="0.5", **QUEUE)
     stopped = re.search(r"stopped: (\d+)", log)
     assert stopped is not None
-    lines = re.findall(r"WARNING .*reader 1 \(pid (\d+), stopped, .*\), reader 0 .*", log)
+    lines = re.findall(r"WARNING .*reader 1 \(pid (\d+) .*, stopped, .*\), reader 0 .*", log)
     assert set(lines) == {stopped[1]}
     assert "WARNING" not in log[stopped.end() :]

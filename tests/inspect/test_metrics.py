@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from memlane._base.blame import Facts
 from memlane.inspect.looks import Look
 from memlane.inspect.segment import Deliveries, Participant, Segment
 from memlane.inspect.waits import Wait
@@ -45,7 +46,8 @@ STORE = Segment(
     participants=(WRITER, replace(READER, pinned=3, owed=4)),
 )
 BROKEN = Segment("b", "unknown", True, False, (), (), 1, 1, 0.0, problem="damaged")
-WAIT = Wait(QUEUE.name, WRITER, 2.0, "no free chunk", (READER,), 0, "")
+FACTS = Facts("reader 2", "stopped", 9, behind=10)
+WAIT = Wait(QUEUE.name, WRITER, 2.0, "no free chunk", (READER,), 0, "", (FACTS,))
 LOOK = Look(100.0, [QUEUE, STORE, BROKEN], [WAIT])
 
 
@@ -69,7 +71,8 @@ def test_what_is_measured() -> None:
     assert value("memlane_queue_lent_bytes", **reader) == 5
     assert value("memlane_queue_waiting_seconds", **writer) == 2
     assert value("memlane_queue_waiting_seconds", **reader) == 0
-    assert value("memlane_stuck_seconds", **writer, reason="no free chunk") == 2
+    awaited = {"reason": "no free chunk", "awaited": "reader 2 (pid 9, stopped)"}
+    assert value("memlane_stuck_seconds", **writer, **awaited) == 2
     states = {"queue": QUEUE.name, "role": "reader"}
     assert value("memlane_queue_participants", **states, state="stopped") == 1
     assert value("memlane_queue_participants", **states, state="absent") == 1

@@ -180,7 +180,7 @@ def test_a_reader_that_waits() -> None:
     """It tells the relay that it waits for from the writer whom that waits for."""
     with two_hosts() as (_, there):
         relay, writer = (
-            rf"the relay \(pid {there.pids[there.relay]}, .*\)",
+            rf"the relay \(pid {there.pids[there.relay]} .*\)",
             rf"the writer \(pid {os.getpid()} at",
         )
         for rank in (there.relay, there.behind[0]):

@@ -176,14 +176,14 @@ def test_what_the_error_says() -> None:
         error = caught.value
         assert isinstance(error, StoreFull)
         assert (error.key, error.need, error.kept) == ("new", 56, "0")
-        one, two = error.readers
+        two, one = error.readers
         assert isinstance(one, StoreBlocker)
         assert (one.rank, one.state, one.owes, one.pins) == (0, "running", 1, 0)
         assert one.last_progress is not None
         assert began <= one.last_progress <= time.monotonic()
         assert two == StoreBlocker(1, None, "absent", 1, 0, None)
-        assert f"reader 0 (pid {one.pid}, running" in str(error)
-        assert "reader 1 (has not read it yet, never attached)" in str(error)
+        assert f"reader 0 (pid {one.pid} python" in str(error)
+        assert "reader 1 (never attached, has not read it yet)" in str(error)
         reader.get(*places[0])
         with refuses(MemoryError) as caught:
             writer.put("new", ONE)

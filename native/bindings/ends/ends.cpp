@@ -18,8 +18,8 @@ void bind_ends(nb::module_& m) {
 
     nb::class_<Sightings>(m, "Sightings", "A snapshot of peers.")
         .def("participants", &Sightings::participants,
-             nb::sig("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool, int, int]]"),
-             "By slot; reads from /proc what each is doing now.");
+             nb::sig("def participants(self) -> dict[int, tuple[str, bytes, int]]"),
+             "By slot, as `participant` returns them.");
 }
 
 }  // namespace memlane::bindings

@@ -11,10 +11,14 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from memlane._base import blame
+from memlane._base.blame import VLLM_WORDS, Facts, listed, role_name
 from memlane._base.lifetime import is_left_behind
-from memlane._base.naming import MOST_NAMED, names_of
+from memlane._base.naming import names_of
+from memlane._base.processes import name_of
+from memlane._base.slots import Seen, facts_of, seen
 from memlane._importing import fork_waits
 from memlane._native import RingReader, install
 from memlane.errors import (
@@ -42,31 +46,6 @@ if TYPE_CHECKING:
     RingEnd = RingReader | RingWriter
 
 
-class Participant(NamedTuple):
-    """A process as its slot describes it; times in nanoseconds of the monotonic clock."""
-
-    # absent, running, stopped, dead, closed; or unknown: alive, but /proc cannot say more
-    state: str
-    pid: int
-    position: int
-    last_progress_ns: int
-    is_waiting: bool  # blocked in a call of memlane
-    views: int  # number of messages that its views keep
-    views_since_ns: int  # when the oldest of them was taken
-    seen_ns: int  # when all this was read
-    is_pid_of_here: bool  # not of another pid namespace, where it is another process
-    skipped: int  # messages that a reader of the latest did not get
-    taken: int  # or published
-
-    def since(self) -> str:
-        """How long ago it last published, consumed or attached, as text."""
-        return f"last progress {(self.seen_ns - self.last_progress_ns) / 1e9:.1f} s ago"
-
-    def held(self) -> str:
-        """How long it has kept the oldest of its views, as text."""
-        return f"for {(self.seen_ns - self.views_since_ns) / 1e9:.1f} s"
-
-
 class End(Protocol):
     """What the native ends of all systems have in common."""
 
@@ -74,9 +53,7 @@ class End(Protocol):
     def slot(self) -> int: ...
     @property
     def ranks(self) -> Sequence[int]: ...
-    def participant(
-        self, slot: int
-    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, bytes, int]: ...
 
 
 class Awaited:
@@ -98,13 +75,14 @@ class Awaited:
 
     def __str__(self) -> str:
         if not self._text:
-            peers = {slot: Participant(*seen) for slot, seen in self._peers.participants().items()}
+            peers = {slot: seen(*each) for slot, each in self._peers.participants().items()}
             writer = peers.pop(0)
             if self._ranks is None:
-                names = _writer(writer, self._origin)
+                awaited = [_writer(writer, self._origin)]
             else:
-                names = names_of(_blocking_readers(writer, peers, self._ranks))
-            self._text = self._prefix + names
+                sent, ranks = writer.slot.position, self._ranks
+                awaited = [_reader(who, ranks[slot - 1], sent) for slot, who in peers.items()]
+            self._text = self._prefix + listed(awaited)
         return self._text
 
     def __repr__(self) -> str:
@@ -179,9 +157,9 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
 }
 
 
-def participant(end: End, slot: int) -> Participant:
+def participant(end: End, slot: int) -> Seen:
     """The participant in `slot` (0: the writer, 1 + place: a reader). Makes a few system calls."""
-    return Participant(*end.participant(slot))
+    return seen(*end.participant(slot))
 
 
 def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError | SystemExit:
@@ -218,7 +196,7 @@ def exhausted(end: RingWriter, need: int, free: int, cause: int) -> ShmExhausted
     if cause != errno.ENOSPC:
         return ShmExhausted(need, free, cause)
     holders = tuple(
-        SpaceHolder(end.ranks[slot - 1], participant(end, slot).pid, *numbers)
+        SpaceHolder(end.ranks[slot - 1], participant(end, slot).slot.pid, *numbers)
         for slot, *numbers in end.kept()
     )
     return ShmExhausted(need, free, cause, holders=holders, others=end.used_by_others())
@@ -234,28 +212,43 @@ def view_in_use(what: str) -> MemlaneError:
 
 def _death(end: RingEnd, slot: int) -> MemlaneError:
     who = participant(end, slot)
-    where = "" if who.is_pid_of_here else " in its own pid namespace, which is not this one,"
-    detail = f"{where} after {who.taken} messages, {who.since()}"
+    where = "" if who.is_of_here else " in its own pid namespace, which is not this one,"
+    taken = who.slot.position if slot == 0 else who.slot.taken(end.has_late_readers)
+    detail = f"{where} after {taken} messages, {who.last_progress}"
+    pid = who.slot.pid
     if isinstance(end, RingReader) and slot == 0:
         if (origin := end.origin) is None:
-            return WriterDied(who.pid, detail)
-        pid, address = origin
-        return WriterDied(pid, f" at {address}, or its relay here (pid {who.pid}) did{detail}")
+            return WriterDied(pid, detail)
+        writer, address = origin
+        return WriterDied(writer, f" at {address}, or its relay here (pid {pid}) did{detail}")
     if end.slot == 0:
         rank = end.ranks[slot - 1]
         detail += f"; call release_reader({rank}) to continue without it"
-    return ReaderDied(end.ranks[slot - 1], who.pid, detail)
+    return ReaderDied(end.ranks[slot - 1], pid, detail)
 
 
-def _writer(writer: Participant, origin: tuple[int, str] | None) -> str:
-    """Describes the writer that a reader waits for; one that is itself waiting is not to blame."""
-    is_kept = writer.is_waiting and writer.state not in ("stopped", "dead", "closed")
-    what = "itself waiting for a reader" if is_kept else doing(writer)
-    who = f"(pid {writer.pid}, {what}, {writer.since()})"
+def _writer(who: Seen, origin: tuple[int, str] | None) -> Facts:
     if origin is None:
-        return f"the writer {who}"
+        return facts_about(who, "the writer")
     pid, address = origin
-    return f"the relay {who} of the writer (pid {pid} at {address})"
+    return facts_about(who, "the relay", origin=f" of the writer (pid {pid} at {address})")
+
+
+def _reader(who: Seen, rank: int, sent: int) -> Facts:
+    behind = 0 if who.state == "absent" else max(0, sent - who.slot.position)
+    return facts_about(who, role_name("reader", rank), behind=behind)
+
+
+def facts_about(who: Seen, name: str, **more: Any) -> Facts:
+    """The facts about a participant of a segment of this process; `more` are others of `Facts`."""
+    slot = who.slot
+    about: dict[str, Any] = {
+        "activity": slot.activity,
+        "views": slot.views,
+        "views_for": (who.at - slot.views_since) / 1e9,
+        "silent_for": (who.at - slot.last_progress) / 1e9,
+    }
+    return facts_of(name, who.state, slot.pid or None, slot.start_ticks, **about | more)
 
 
 def absent_readers(end: RingEnd) -> list[str]:
@@ -269,59 +262,6 @@ def absent_readers(end: RingEnd) -> list[str]:
     if elsewhere:
         absent.append(f"{elsewhere} readers on other hosts (never attached)")
     return absent
-
-
-def _blocking_readers(
-    writer: Participant, seen: dict[int, Participant], ranks: Sequence[int]
-) -> list[str]:
-    """Describes the readers that a writer waits for: state, messages behind, last progress.
-
-    One of them may be holding up the others (in a collective, say); the likeliest comes first.
-    """
-    readers = [(who, ranks[slot - 1]) for slot, who in seen.items()]
-    readers.sort(key=lambda reader: _suspicion(reader[0]))
-    named = [_behind(who, rank, writer.position) for who, rank in readers[:MOST_NAMED]]
-    return named + ["another reader"] * (len(readers) - len(named))
-
-
-def _suspicion(who: Participant) -> tuple[bool, bool, int]:
-    """Sort key: first processes that cannot read, then those with views, then by how long they
-    have made no progress."""
-    can_read = who.state in ("running", "unknown")
-    return can_read, can_read and not who.views, who.last_progress_ns
-
-
-def _behind(who: Participant, rank: int, sent: int) -> str:
-    if who.state == "absent":
-        return f"reader {rank} (never attached)"
-    parts = [f"pid {who.pid}", doing(who), f"{sent - who.position} behind", who.since()]
-    if who.views:
-        chunks = "1 chunk" if who.views == 1 else f"{who.views} chunks"
-        parts.insert(2, f"holds views of {chunks} {who.held()}")
-    return f"reader {rank} ({', '.join(parts)})"
-
-
-def doing(who: Participant) -> str:
-    """`who.state`; for a running process also whether it is on a core, or where it sleeps."""
-    if who.state == "unknown":  # in another pid namespace; here its pid may be another process
-        return "alive but not visible from here"
-    if who.state != "running":
-        return who.state
-    try:
-        stat = _text_of(f"/proc/{who.pid}/stat")
-        where = _text_of(f"/proc/{who.pid}/wchan")
-    except OSError:  # ended, or not readable by this user
-        return who.state
-    if stat.rpartition(")")[2].split()[0] == "R":
-        return "running on a core"
-    if where in ("", "0"):
-        return who.state
-    return f"running, its main thread asleep in the kernel ({where})"
-
-
-def _text_of(path: str) -> str:
-    with open(path, errors="replace") as file:  # a process may have any name, in any encoding
-        return file.read()
 
 
 # The log ------------------------------------------------------------------------------------------
@@ -415,19 +355,10 @@ def deserted(ranks: Sequence[int], seconds: float) -> str:
     )
 
 
-VLLM_WORDS = " [No available shared memory broadcast block]"  # users of vLLM search for them
-
-
 def blocked(who: str, waited: float, reason: str, awaited: object) -> str:
-    """The line about a wait of this process: who waits, how long, what for, and for whom.
-
-    `reason` may end with VLLM_WORDS, which then end the line.
-    """
-    words = VLLM_WORDS if reason.endswith(VLLM_WORDS) else ""
-    return (
-        f"{who} (pid {os.getpid()}) blocked for {waited:.1f} s: {reason.removesuffix(words)}; "
-        f"waiting for {awaited}{words}"
-    )
+    """The line about a wait of this process: who waits, how long, what for, and for whom."""
+    pid = os.getpid()
+    return blame.blocked(blame.headline(who, pid, name_of(pid), waited, reason), awaited)
 
 
 def report(end: RingEnd, wait: str, waited: float) -> None:

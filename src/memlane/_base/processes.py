@@ -75,6 +75,79 @@ def state(pid: int) -> State:
     return status(pid)[0]
 
 
+@dataclass(frozen=True)
+class Condition:
+    """What a living process does, as far as /proc shows it.
+
+    Attributes:
+        state: `traced` and `frozen` are ways of being stopped that SIGCONT does not end.
+        words: the same in words, with where its main thread sleeps.
+        sleeps_in: the function of the kernel in which that thread sleeps; empty if it does not, or
+            this user may not know.
+    """
+
+    state: Literal["running", "stopped", "traced", "frozen"]
+    words: str
+    sleeps_in: str = ""
+
+
+def condition(pid: int, started: int) -> Condition | None:
+    """What the process that was started at that tick does; None if /proc does not show it."""
+    try:
+        stat = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+        if int(stat[19]) != started:
+            return None
+        where = _sleeps_in(pid)
+    except OSError:
+        return None
+    letter = stat[0].decode()
+    if where in _FROZEN or _is_frozen(pid):
+        return Condition("frozen", "frozen by its cgroup")
+    if letter in "Tt" and (tracer := _tracer(pid)):
+        return Condition("traced", f"stopped by a tracer (pid {tracer})")
+    match letter:
+        case "T" | "t":
+            return Condition("stopped", "stopped")
+        case "R":
+            return Condition("running", "running on a core")
+        case "Z":
+            return Condition("running", "running, but its main thread has ended")
+        case "D":
+            return Condition("running", f"running, its main thread in state D ({where})", where)
+    if not where:
+        return Condition("running", "running")
+    words = f"running, its main thread asleep in the kernel ({where})"
+    return Condition("running", words, where)
+
+
+_FROZEN = ("do_freezer_trap", "__refrigerator")  # where frozen threads are
+_CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # alone, or beside the first version
+
+
+def _sleeps_in(pid: int) -> str:
+    with suppress(PermissionError):
+        where = _read(f"/proc/{pid}/wchan").decode()
+        return "" if where == "0" else where
+    return ""
+
+
+def _is_frozen(pid: int) -> bool:
+    """Whether the process's cgroup, or one above it, is frozen; for whoever may not see wchan."""
+    with suppress(OSError):
+        for line in _read(f"/proc/{pid}/cgroup").decode(errors="surrogateescape").splitlines():
+            if line.startswith("0::/"):
+                for root in _CGROUPS:
+                    with suppress(OSError):
+                        return b"frozen 1" in _read(f"{root}{line[3:]}/cgroup.events")
+    return False
+
+
+def _tracer(pid: int) -> int:
+    with suppress(OSError):
+        return int(_read(f"/proc/{pid}/status").partition(b"TracerPid:")[2].split()[0])
+    return 0
+
+
 def descends_from(pid: int, ancestor: int) -> bool:
     """Whether the process is `ancestor`, or a child of it, or a child's child, and so on, as long
     as those between them live."""

@@ -7,7 +7,7 @@ import select
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
 from memlane._base.deadline import Deadline
@@ -113,7 +113,7 @@ class _Ring(LocalEnd[RingReader]):
 
     @property
     def writer_state(self) -> ReaderState:
-        return cast("ReaderState", participant(self.native, 0).state)
+        return participant(self.native, 0).state
 
 
 class _Writer(LocalEnd[RingWriter]):
@@ -213,8 +213,9 @@ class _Reader:
 
     def death(self, rank: int) -> WriterDied:
         who = participant(self.rings[rank].native, 0)
-        detail = f" after {who.taken} messages, {who.since()}; call release_writer({rank}) to "
-        return WriterDied(who.pid, detail + "continue without it", rank)
+        sent, since = who.slot.position, who.last_progress
+        detail = f" after {sent} messages, {since}; call release_writer({rank}) to "
+        return WriterDied(who.slot.pid, detail + "continue without it", rank)
 
     def _leave(self, rank: int) -> None:
         """Goes on without it. May be repeated if it was interrupted."""
@@ -241,7 +242,7 @@ class _Reader:
             return
         has_ended(participant(ring.native, 0))
         state = ring.writer_state
-        unread = participant(ring.native, 0).position > ring.position
+        unread = participant(ring.native, 0).slot.position > ring.position
         if state == "dead" and unread and self._dead != rank:
             raise InvalidArgument(
                 f"writer {rank} is dead, but has sent messages that were not read: it can be "
@@ -335,8 +336,8 @@ class _Reader:
             counters.append(ring.native.counters()[:3])
             who = participant(ring.native, 0)
             is_here = who.state != "absent"
-            behind = max(0, who.position - ring.position) if is_here else 0
-            pid = who.pid if is_here else None
+            behind = max(0, who.slot.position - ring.position) if is_here else 0
+            pid = who.slot.pid if is_here else None
             rows.append(WriterStatistics(ring.rank, pid, ring.writer_state, behind))
         messages, size, waits = (sum(column) for column in zip(*counters, strict=True))
         return GatherStatistics(os.getpid(), messages, size, waits, tuple(rows))

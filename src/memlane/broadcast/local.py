@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from memlane._base.deadline import seconds_of
-from memlane._base.diagnosis import Participant, failure, participant, stall_line, view_in_use, warn
+from memlane._base.diagnosis import failure, participant, stall_line, view_in_use, warn
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of, not_readmitted
 from memlane._base.processes import is_ending, waits_for_its_end
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from memlane._base.slots import Seen
     from memlane._native import ViewLease
     from memlane.broadcast.handle import RingAddress
-    from memlane.broadcast.statistics import ReaderState
     from memlane.broadcast.watching import Watching
     from memlane.errors import MemlaneError
 
@@ -146,7 +146,7 @@ class LocalEnd(Generic[Native]):
     def pids(self) -> set[int]:
         """Those of this pid namespace that have ever attached here."""
         seen = [participant(self.native, slot) for slot in range(1 + len(self.native.ranks))]
-        return {who.pid for who in seen if who.is_pid_of_here}
+        return {who.slot.pid for who in seen if who.is_of_here}
 
     def check(self) -> None:
         self.native.check()
@@ -166,7 +166,7 @@ class LocalEnd(Generic[Native]):
         """What this end sees now; costs a few system calls per reader."""
         end = self.native
         messages, size, waits, spills = end.counters()
-        published = participant(end, 0).position
+        published = participant(end, 0).slot.position
         is_writer = end.slot == 0
         return QueueStatistics(
             role="writer" if is_writer else "reader",
@@ -250,7 +250,7 @@ class LocalWriter(LocalEnd[RingWriter]):
             f"reader {rank} (never attached)"
             for rank, slot, state in rows
             if state == "absent"
-            and (sent is None or participant(self.native, slot).position < sent)
+            and (sent is None or participant(self.native, slot).slot.position < sent)
         ]
 
     def raise_death(self) -> None:
@@ -284,7 +284,7 @@ class LocalWriter(LocalEnd[RingWriter]):
             who = self._who(rank)
             if has_ended(who) and self.native.release_reader(place):
                 return
-            state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.pid})"
+            state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.slot.pid})"
             raise InvalidArgument(
                 f"reader {rank} is {state}: only a dead or absent reader can be released; end its "
                 f"process first"
@@ -294,22 +294,23 @@ class LocalWriter(LocalEnd[RingWriter]):
         if rank not in self.native.ranks:
             raise no_such_reader(rank, self.native.ranks)
         who = self._who(rank)
-        if who.is_pid_of_here:
-            self._former_pids.add(who.pid)
+        if who.is_of_here:
+            self._former_pids.add(who.slot.pid)
         if not self.native.readmit(self.native.ranks.index(rank)):
             raise not_readmitted(rank, self._who(rank).state)
 
     def pids(self) -> set[int]:
         return super().pids() | self._former_pids
 
-    def _who(self, rank: int) -> Participant:
+    def _who(self, rank: int) -> Seen:
         return participant(self.native, 1 + self.native.ranks.index(rank))
 
 
-def has_ended(who: Participant) -> bool:
+def has_ended(who: Seen) -> bool:
     """Waits for a process that has begun to end: it holds its locks until the kernel has closed
     its files, one after the other. A second at most."""
-    return who.is_pid_of_here and is_ending(who.pid) and waits_for_its_end(who.pid, _LONGEST_END)
+    pid = who.slot.pid
+    return who.is_of_here and is_ending(pid) and waits_for_its_end(pid, _LONGEST_END)
 
 
 class LocalReader(LocalEnd[RingReader]):
@@ -462,22 +463,22 @@ class LonelyWriter:
 
 
 def _reader_statistics(
-    rank: int, who: Participant, published: int, end: RingWriter | RingReader
+    rank: int, who: Seen, published: int, end: RingWriter | RingReader
 ) -> ReaderStatistics:
-    was_here = who.pid != 0
+    slot, was_here = who.slot, who.slot.pid != 0
     owes_nothing = who.state == "closed" or (end.has_late_readers and who.state == "absent")
-    behind = 0 if owes_nothing else max(0, published - who.position)
-    views = 0 if who.state == "closed" else who.views  # the writer no longer waits for them
+    behind = 0 if owes_nothing else max(0, published - slot.position)
+    views = 0 if who.state == "closed" else slot.views  # the writer no longer waits for them
     return ReaderStatistics(
         rank=rank,
-        pid=who.pid if was_here else None,
-        state=cast("ReaderState", who.state),
+        pid=slot.pid if was_here else None,
+        state=who.state,
         behind=min(behind, 1) if end.is_latest else behind,
-        last_progress=who.last_progress_ns / 1e9 if was_here else None,
-        is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
+        last_progress=slot.last_progress / 1e9 if was_here else None,
+        is_waiting=who.state in ("running", "stopped", "unknown") and slot.activity == "waiting",
         views=views,
-        views_since=who.views_since_ns / 1e9 if views else None,
-        skipped=who.skipped,
+        views_since=slot.views_since / 1e9 if views else None,
+        skipped=slot.skipped,
     )
 
 

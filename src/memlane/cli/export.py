@@ -18,12 +18,13 @@ from importlib.resources import files
 from typing import Any
 
 from memlane._base import processes
+from memlane._base.blame import blocked, listed
 from memlane.cli.ls import as_json
 from memlane.cli.show import json_text, short_name
 from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space
-from memlane.inspect.waits import Wait, describe, headline
+from memlane.inspect.waits import Wait, headline
 from memlane.metrics import exposition
 from memlane.metrics.catalogue import measure
 
@@ -84,15 +85,15 @@ class Source:
             "shm": free_space(),
             "segments": [as_json(segment, None) for segment in look.segments],
             "names": {str(pid): name for pid, name in names.items()},
-            "stuck": [_stuck(wait, look.at, names) for wait in look.waits if not wait.is_in_turn],
+            "stuck": [_stuck(wait, names) for wait in look.waits if not wait.is_in_turn],
         }
 
 
-def _stuck(wait: Wait, now: float, names: dict[int, str]) -> dict[str, Any]:
+def _stuck(wait: Wait, names: dict[int, str]) -> dict[str, Any]:
     def name(pid: int | None) -> str:
         return "" if pid is None else names.get(pid, "")
 
-    awaited = ", ".join(describe(who, now, name(who.pid)) for who in wait.awaited)
+    awaited = listed(wait.facts)
     if wait.absent_elsewhere:
         awaited += f" and {wait.absent_elsewhere} readers on other hosts"
     first = headline(wait, short_name(wait.segment), name(wait.waiter.pid))
@@ -101,7 +102,7 @@ def _stuck(wait: Wait, now: float, names: dict[int, str]) -> dict[str, Any]:
         "waiter": wait.waiter.pid,
         "awaited": [who.pid for who in wait.awaited],
         "seconds": wait.seconds,
-        "sentence": f"{first}. It waits for {awaited}. {wait.advice}",
+        "sentence": f"{blocked(first, awaited)}. {wait.advice}",
     }
 
 

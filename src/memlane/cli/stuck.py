@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from memlane._base.blame import sentence
 from memlane.cli import show
 from memlane.inspect import Participant, Wait, segments, stuck
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import ForeignWait, Geometry
 from memlane.inspect.stacks import NoStack, Stack, stack
-from memlane.inspect.waits import describe, headline
+from memlane.inspect.waits import headline
 
 _SHOWN = 6  # frames of a stack; JSON has them all
 
@@ -104,8 +105,8 @@ class Look:
         if wait.is_in_turn:
             return [f"{name} (pid {who.pid}{_titled(who.pid)}) waits for that writer in turn"]
         made = [headline(wait, show.short_name(wait.segment), show.name(who.pid))]
-        for awaited in wait.awaited:
-            made.append(f"  waits for {describe(awaited, self.now, show.name(awaited.pid))}")
+        for awaited, facts in zip(wait.awaited, wait.facts, strict=True):
+            made.append(f"  waits for {sentence(facts)}")
             seen = None if awaited.pid is None else self.stacks.get(awaited.pid)
             if isinstance(seen, NoStack):
                 made.append(f"    no stack: {seen.reason}")

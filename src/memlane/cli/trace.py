@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memlane._base import processes
+from memlane._base.slots import ATTACHED, VIEWS
 from memlane.cli.show import json_text, replacing, short_name
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header
@@ -30,10 +31,10 @@ _ACTIVITIES = (
 
 def doing(state: int, activity: int, views: int) -> str | None:
     """What a sample shows; None: nothing of memlane's."""
-    if state != layout.ATTACHED:
+    if state != ATTACHED:
         return None
     what = _ACTIVITIES[activity] if activity < len(_ACTIVITIES) else None
-    return what or ("holding" if views & layout.VIEWS else None)
+    return what or ("holding" if views & VIEWS else None)
 
 
 class Track:
@@ -92,7 +93,7 @@ class Watched:
         is_due = at - self.counted_at >= _COUNTED
         if is_due:  # a slot does not say that its process was killed; the lock does
             self.counted_at = at
-            attached = [number for number, slot in enumerate(slots) if slot[0] == layout.ATTACHED]
+            attached = [number for number, slot in enumerate(slots) if slot[0] == ATTACHED]
             self.dead = {n for n in attached if not locks.is_slot_held(self.file, n)}
         for number, (state, pid, skipped, position, activity, views) in enumerate(slots):
             track = self.tracks[number]
@@ -107,7 +108,7 @@ class Watched:
         lag = {
             track.name.rpartition(": ")[2]: layout.behind(self.header, published, position)
             for track, (state, _, _, position, *_) in zip(self.tracks[1:], slots[1:], strict=True)
-            if state == layout.ATTACHED
+            if state == ATTACHED
         }
         name = f"lag of {short_name(self.name)}"
         return {"name": name, "ph": "C", "ts": 1e6 * at, "pid": writer, "args": lag}

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch.distributed as dist
 
 import memlane
-from memlane._base.diagnosis import VLLM_WORDS, blocked, warning_interval
-from memlane._base.naming import names_of
+from memlane._base import processes
+from memlane._base.blame import VLLM_WORDS, Facts, listed, role_name
+from memlane._base.diagnosis import blocked, warning_interval
+from memlane._base.slots import facts_of
 from memlane.engines._switching import Engine
 from memlane.errors import InvalidArgument, InvalidType, RankTaken, ReaderDied, WriterDied
 
@@ -199,12 +201,25 @@ class _Wait:
         if self._is_idle or waited < self._speaks_after:
             return
         self._speaks_after += min(self._speaks_after, _LONGEST_PAUSE)
-        # The likeliest cause first: workers that cannot run, then the longest silent.
-        workers.sort(key=lambda who: (who.state == "running", who.last_progress or 0.0))
         now = time.monotonic()
-        names = [
-            f"reader {who.rank} (pid {who.pid}, {who.state}, last progress "
-            f"{now - (who.last_progress or now):.1f} s ago)"
-            for who in workers
-        ]
-        logger.warning("%s", blocked("executor", waited, f"no answer{VLLM_WORDS}", names_of(names)))
+        awaited = listed([_facts(who, now) for who in workers])
+        logger.warning("%s", blocked("executor", waited, f"no answer{VLLM_WORDS}", awaited))
+
+
+def _facts(who: memlane.ReaderStatistics, now: float) -> Facts:
+    """What a worker is blamed by."""
+    name, silent_for = role_name("reader", who.rank), now - (who.last_progress or now)
+    if who.address is not None or who.pid is None:
+        state = "lost" if who.state == "unknown" else who.state
+        return Facts(name, state, who.pid, address=who.address or "", silent_for=silent_for)
+    return facts_of(
+        name,
+        who.state,
+        who.pid,
+        processes.start_ticks(who.pid) or 0,
+        activity="waiting" if who.is_waiting else "elsewhere",
+        behind=who.behind,
+        views=who.views,
+        views_for=now - (who.views_since or now),
+        silent_for=silent_for,
+    )

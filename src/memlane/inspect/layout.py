@@ -10,7 +10,8 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+
+from memlane._base.slots import SLOT, Slot, slots_in
 
 PAGE = 4096
 MAJOR = 4
@@ -36,7 +37,6 @@ _NEEDS: dict[str, set[int]] = {
     "tier": {TIER_FACTS},
 }
 
-_SLOT = struct.Struct("<IIQQQQ4xIQQQqIIQQQqq")
 _GLANCE = struct.Struct("<I4xQ16xQ24xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _DELIVERIES = struct.Struct("<32Q")
@@ -48,21 +48,7 @@ _TIER_NAMES = (
     *("loaded", "missed", "errors", "corrupt", "expired", "queue", "stalled"),
 )
 _OF_POOLS = 9
-VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
 
-Activity = Literal[
-    "elsewhere", "waiting", "attaching", "in_block", "copying", "decoding", "unknown"
-]
-_ACTIVITIES: dict[int, Activity] = {
-    0: "elsewhere",
-    1: "waiting",
-    2: "attaching",
-    3: "in_block",
-    4: "copying",
-    5: "decoding",
-}
-_STATES = {0: "absent", 1: "attached", 2: "closed", 3: "released"}
-ATTACHED = 1
 LATE_READERS, LATEST_ONLY = 1, 2  # bits of Header.features
 
 
@@ -82,30 +68,6 @@ class Header:
     geometry: tuple[int, int, int, int]
     features: int
     sections: dict[int, tuple[int, int, int]]  # kind: (bytes of an element, offset, elements)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What a participant's slot says. Times in nanoseconds of CLOCK_MONOTONIC; 0: none."""
-
-    state: str
-    rank: int | None
-    pid: int
-    start_ticks: int
-    pid_namespace: int
-    skipped: int  # messages that a reader of the latest did not get
-    absent_elsewhere: int
-    leased_bytes: int
-    first: int | None  # position of its first message, if that is not the ring's
-    position: int
-    last_progress: int
-    activity: Activity
-    views: int
-    bytes: int
-    waits: int
-    extents: int
-    views_since: int
-    activity_since: int
 
 
 @dataclass(frozen=True)
@@ -198,8 +160,7 @@ def slots_of(file: int, header: Header) -> list[Slot]:
     """
     if PARTICIPANTS not in header.sections:
         return []
-    data = _whole(file, header, PARTICIPANTS, _SLOT)
-    return [_slot(*fields) for fields in _SLOT.iter_unpack(data)]
+    return slots_in(_whole(file, header, PARTICIPANTS, SLOT))
 
 
 def behind(header: Header, published: int, position: int) -> int:
@@ -225,48 +186,6 @@ def glance(file: int, header: Header) -> list[tuple[int, int, int, int, int, int
     stride, at, count = header.sections[PARTICIPANTS]
     data = os.pread(file, stride * count, at)
     return list(_GLANCE.iter_unpack(data)) if len(data) == stride * count else []
-
-
-def _slot(
-    state: int,
-    rank: int,
-    pid: int,
-    ticks: int,
-    namespace: int,
-    skipped: int,
-    absent: int,
-    leased: int,
-    admitted: int,
-    position: int,
-    progress: int,
-    activity: int,
-    views: int,
-    nbytes: int,
-    waits: int,
-    extents: int,
-    views_since: int,
-    activity_since: int,
-) -> Slot:
-    return Slot(
-        _STATES.get(state, "unknown"),
-        rank - 1 if rank else None,
-        pid,
-        ticks,
-        namespace,
-        skipped,
-        absent,
-        leased,
-        admitted - 1 if admitted else None,
-        position,
-        progress,
-        _ACTIVITIES.get(activity, "unknown"),
-        views & VIEWS,
-        nbytes,
-        waits,
-        extents,
-        views_since,
-        activity_since,
-    )
 
 
 def store_of(file: int, header: Header) -> StoreFacts | None:

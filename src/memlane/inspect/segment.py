@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from memlane._base import processes
+from memlane._base.blame import Activity
 from memlane._base.processes import Holder
+from memlane._base.slots import Presence, Slot, State, own_pid_namespace, state_of
 from memlane.errors import system_fault
 from memlane.inspect import layout, locks
-from memlane.inspect.layout import Activity, Header, Slot, Unreadable
+from memlane.inspect.layout import Header, Unreadable
 
 FOLDER = "/dev/shm"
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -26,7 +28,6 @@ _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
 _SEARCHED_SINCE = 60.0  # seconds after which each look at a file knows who holds it
 
 Kind = Literal["queue", "ring", "store", "region", "tier", "unknown"]
-State = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Participant:
             extents; a store's pinned objects.
         skipped: of a reader of the latest message: those that it did not get.
         deliveries: of a queue's reader, else None.
+        start_ticks: as `started`, in clock ticks since boot, which /proc shows of its process.
     """
 
     role: Literal["writer", "reader", "holder"]
@@ -95,6 +97,7 @@ class Participant:
     lent: int = 0
     skipped: int = 0
     deliveries: Deliveries | None = None
+    start_ticks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,9 +163,7 @@ class Known:
     processes fare."""
 
     def __init__(self) -> None:
-        self.pid_namespace = 0
-        with suppress(OSError):  # without /proc, which whoever needs it says
-            self.pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+        self.pid_namespace = own_pid_namespace()
         self._headers: dict[int, int] = {}
         self._statuses: dict[int, tuple[processes.State, int | None]] = {}
 
@@ -441,15 +442,15 @@ def _participant(
     kept = pinned_bytes
     if header.kind == "queue":  # of the latest, all that is kept is in `leased_bytes`
         kept = slot.views * header.geometry[1] if _mode(header) == "all" else 0
-    is_absent = slot.state == "absent"
-    is_of_queue = header.kind == "queue" and number > 0 and slot.state == "attached"
+    is_absent = slot.presence == "absent"
+    is_of_queue = header.kind == "queue" and number > 0 and slot.presence == "attached"
     return Participant(
         "reader" if number else "writer",
         rank if number else None,
         None if is_absent else slot.pid,
         None if is_absent else _started(slot),
         state,
-        _taken(header, slot) if number else slot.position,
+        slot.taken(bool(header.features & layout.LATE_READERS)) if number else slot.position,
         layout.behind(header, writer.position, slot.position) if is_of_queue else 0,
         None if is_absent else slot.last_progress / 1e9,
         slot.activity,
@@ -464,29 +465,15 @@ def _participant(
         slot.leased_bytes + kept,
         slot.skipped,
         delivered,
+        None if is_absent else slot.start_ticks,
     )
 
 
-def _taken(header: Header, slot: Slot) -> int:
-    """Messages of a queue's reader. One that came late begins where the writer counts it."""
-    if slot.first is None:
-        return 0 if header.features & layout.LATE_READERS else slot.position - slot.skipped
-    return max(0, slot.position - slot.first - slot.skipped)
-
-
 def _state(file: int, number: int, slot: Slot, known: Known) -> State:
-    """The lock decides who lives; /proc says only whether that process runs."""
-    if slot.state == "absent":
-        return "absent"
-    if slot.state != "attached":
-        return "closed" if slot.state in ("closed", "released") else "unknown"
-    if not locks.is_slot_held(file, number):
-        return "dead"
-    state, start_ticks = known.status(slot.pid)
-    is_of_here = slot.pid_namespace in (0, known.pid_namespace)
-    if not is_of_here or start_ticks != slot.start_ticks or state == "dead":
-        return "unknown"
-    return state
+    presence: Presence = slot.presence
+    if presence == "attached" and not locks.is_slot_held(file, number):
+        presence = "dead"
+    return state_of(slot, presence, known.pid_namespace, known.status)
 
 
 def _started(slot: Slot) -> float | None:
@@ -501,4 +488,5 @@ def _holder(pid: int, known: Known) -> Participant:
     if ticks is not None:
         started = processes.boot_time() + ticks / os.sysconf("SC_CLK_TCK")
     # The lock is held, so a pid that is not seen is of another namespace.
-    return Participant("holder", None, pid, started, "unknown" if state == "dead" else state)
+    seen: State = "unknown" if state == "dead" else state
+    return Participant("holder", None, pid, started, seen, start_ticks=ticks)

@@ -8,6 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from memlane._base import blame
+from memlane._base.blame import Facts, advice, role_name, suspicion
+from memlane._base.slots import facts_of
 from memlane.errors import InvalidArgument
 from memlane.inspect import layout
 from memlane.inspect.layout import Unreadable
@@ -30,6 +33,7 @@ class Wait:
         awaited: for whom; the likeliest cause first.
         absent_elsewhere: awaited readers on other hosts, which have no slot here.
         advice: what to do, in one sentence.
+        facts: what is said of each of the awaited.
     """
 
     segment: str
@@ -39,6 +43,7 @@ class Wait:
     awaited: tuple[Participant, ...]
     absent_elsewhere: int
     advice: str
+    facts: tuple[Facts, ...] = ()
 
     @property
     def is_in_turn(self) -> bool:
@@ -99,10 +104,12 @@ def waits_in(segment: Segment, unread: Iterable[int], after: float, now: float) 
         if seen is None:
             continue
         reason, awaited = seen
-        awaited = sorted(awaited, key=_likeliness)
+        pairs = [(other, facts_about(other, now)) for other in awaited]
+        pairs.sort(key=lambda pair: suspicion(pair[1]))
+        ordered, facts = tuple(other for other, _ in pairs), tuple(each for _, each in pairs)
         elsewhere = segment.absent_elsewhere if reason == "not all attached" else 0
         waits.append(
-            Wait(segment.name, who, seconds, reason, tuple(awaited), elsewhere, _advice(awaited))
+            Wait(segment.name, who, seconds, reason, ordered, elsewhere, advice(facts), facts)
         )
     return waits
 
@@ -131,55 +138,24 @@ def _reason(
     return "no new message", [writer]
 
 
-def _likeliness(who: Participant) -> tuple[int, float]:
-    """The likeliest cause first: who cannot run, then who keeps views, then the longest silent."""
-    order = {"dead": 0, "stopped": 1, "absent": 2}.get(who.state, 4 - (who.views > 0))
-    return order, who.last_progress or 0.0
-
-
-def _advice(awaited: Sequence[Participant]) -> str:
-    if not awaited:
-        return "Look at the hosts of the readers that have not attached."
-    who = awaited[0]
-    match who.state:
-        case "dead":
-            return f"Process {who.pid} has died; its peers will name it within a second."
-        case "stopped":
-            return f"Process {who.pid} is stopped: `kill -CONT {who.pid}` resumes it."
-        case "absent":
-            return "Was its process started, and did it call create_from_handle with this rank?"
-        case "unknown":
-            return f"Process {who.pid} is in another container: look at it from there."
-    if who.activity in ("waiting", "attaching"):
-        return f"Process {who.pid} waits itself: its own line names the cause."
-    if who.activity == "in_block":
-        return f"Process {who.pid} is inside acquire_read or acquire_write and must leave it."
-    if who.views:
-        return f"Process {who.pid} keeps views of {who.views} chunks: it must drop or copy them."
-    return f"Process {who.pid} computes, or is blocked elsewhere: its stack says where."
+def facts_about(who: Participant, now: float) -> Facts:
+    """What blame is decided and worded by, at that moment of `time.monotonic()`."""
+    return facts_of(
+        role_name(who.role, who.rank),
+        who.state,
+        who.pid,
+        who.start_ticks or 0,
+        activity=who.activity,
+        behind=who.behind,
+        views=who.views,
+        views_for=0.0 if who.views_since is None else max(0.0, now - who.views_since),
+        silent_for=None if who.last_progress is None else max(0.0, now - who.last_progress),
+    )
 
 
 def headline(wait: Wait, segment: str, title: str) -> str:
     """Who waits in that segment, for how long and what for; `title` is of the waiter's process."""
     who = wait.waiter
-    name = who.role if who.rank is None else f"{who.role} {who.rank}"
-    return (
-        f"{name} (pid {f'{who.pid} {title}'.rstrip()}) of {segment} blocked for "
-        f"{wait.seconds:.1f} s: {wait.reason}"
-    )
-
-
-def describe(who: Participant, now: float, title: str = "") -> str:
-    """One participant in words: `reader 2 (pid 9 serve.py, stopped, 10 behind, last progress 5.0 s
-    ago)`."""
-    name = who.role if who.rank is None else f"{who.role} {who.rank}"
-    if who.pid is None:
-        return f"{name} (never attached)"
-    words = [f"pid {who.pid} {title}".rstrip(), who.state]
-    if who.behind:
-        words.append(f"{who.behind} behind")
-    if who.views:
-        words.append(f"keeps {who.views} views")
-    if who.last_progress is not None and who.state != "closed":
-        words.append(f"last progress {max(0.0, now - who.last_progress):.1f} s ago")
-    return f"{name} ({', '.join(words)})"
+    name = who.role if who.rank is None else role_name(who.role, who.rank)
+    where = f" of {segment}" if segment else ""
+    return blame.headline(name, who.pid, title, wait.seconds, wait.reason, where)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from memlane._base.blame import identity
+from memlane._base.naming import names_of
 from memlane.inspect.looks import Look
 from memlane.inspect.segment import Deliveries, Participant, Segment
 
@@ -71,8 +73,8 @@ ELSEWHERE = _queue(
 STUCK = Metric(
     "memlane_stuck_seconds",
     "gauge",
-    "How long somebody has waited for somebody else that does not wait itself.",
-    (*_ENDS, "reason"),
+    "How long somebody has waited for somebody else that does not wait itself; and for whom.",
+    (*_ENDS, "reason", "awaited"),
 )
 SIZE = Metric("memlane_segment_bytes", "gauge", "Size of a segment.", ("segment", "kind"))
 USED = Metric(
@@ -180,7 +182,10 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
             samples.add(REGION_HOLDERS, (segment.name,), len(segment.participants))
     for wait in look.waits:
         if not wait.is_in_turn:
-            samples.add(STUCK, (*_end(wait.segment, wait.waiter), wait.reason), wait.seconds)
+            awaited = names_of([identity(who) for who in wait.facts])
+            samples.add(
+                STUCK, (*_end(wait.segment, wait.waiter), wait.reason, awaited), wait.seconds
+            )
     left = [segment for segment in look.segments if segment.is_leftover]
     samples.add(LEFTOVERS, (), len(left))
     samples.add(LEFTOVER_BYTES, (), sum(segment.used for segment in left))

@@ -81,7 +81,7 @@ def store_statistics(end: StoreWriter | StoreReader) -> StoreStatistics:
         role="writer" if end.slot == 0 else "reader",
         rank=end.slot - 1 if end.slot else None,
         pid=os.getpid(),
-        writer_pid=writer.pid,
+        writer_pid=writer.slot.pid,
         writer_state=writer.state,
         puts=puts,
         hits=hits,
@@ -100,14 +100,14 @@ def _reader_statistics(
     end: StoreWriter | StoreReader, rank: int, outstanding: int
 ) -> StoreReaderStatistics:
     who = participant(end, 1 + rank)
-    was_here = who.pid != 0
+    slot, was_here = who.slot, who.slot.pid != 0
     return StoreReaderStatistics(
         rank=rank,
-        pid=who.pid if was_here else None,
+        pid=slot.pid if was_here else None,
         state=who.state,
-        reads=who.position,
+        reads=slot.position,
         outstanding=0 if who.state in ("closed", "dead") else outstanding,
-        last_progress=who.last_progress_ns / 1e9 if was_here else None,
-        views=who.views,
-        views_since=who.views_since_ns / 1e9 if who.views else None,
+        last_progress=slot.last_progress / 1e9 if was_here else None,
+        views=slot.views,
+        views_since=slot.views_since / 1e9 if slot.views else None,
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.arguments import integer_from
-from memlane._base.diagnosis import doing, participant
+from memlane._base.blame import listed, role_name, suspicion
+from memlane._base.diagnosis import facts_about, participant
 from memlane._base.lifetime import Owned, undone_by
-from memlane._base.naming import names_of
 from memlane._base.segments import released_after
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, UnknownKey, WrongRole
@@ -22,6 +22,8 @@ from memlane.store.statistics import StoreStatistics, store_statistics
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from memlane._base.blame import Facts
 
 MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
@@ -246,8 +248,9 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
                 return StoreFull(f"{what}: {why}", need, key, kept)
             found = end.blockers(oldest, min(self.writer_flag.get(oldest, 0), MAX_REFERENCES))
         blockers = [_blocker(end, *one) for one in found]
-        names = [name for _, name in blockers]
-        who = names_of(names) if names else "a process that has just released it"
+        blockers.sort(key=lambda one: suspicion(one[1]))
+        facts = [one for _, one in blockers]
+        who = listed(facts) if facts else "a process that has just released it"
         culprits = tuple(blocker for blocker, _ in blockers)
         return StoreFull(f"{what}: {kept_what} is kept by {who}", need, key, kept, culprits)
 
@@ -442,20 +445,21 @@ def _checked_parts(data: Any) -> Any:
     return data if isinstance(data, list) else [data]
 
 
-def _blocker(end: StoreWriter, slot: int, owes: int, pins: int) -> tuple[StoreBlocker, str]:
-    """The participant in `slot`, and its description."""
-    who = participant(end, slot)
+def _blocker(end: StoreWriter, number: int, owes: int, pins: int) -> tuple[StoreBlocker, Facts]:
+    """The participant in that slot, and what is said of it."""
+    who = participant(end, number)
+    slot, rank = who.slot, None if number == 0 else number - 1
     is_absent = who.state == "absent"
-    rank = None if slot == 0 else slot - 1
-    pid, progress = (None, None) if is_absent else (who.pid, who.last_progress_ns / 1e9)
-    parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
+    more = []
     if owes:
-        parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
-    if pins and who.views:
-        parts.append(f"reads it or holds a view of it, {who.held()}")
-    parts.append("never attached" if is_absent else who.since())
-    name = "the writer itself" if rank is None else f"reader {rank}"
-    return StoreBlocker(rank, pid, who.state, owes, pins, progress), f"{name} ({', '.join(parts)})"
+        more.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
+    if pins and slot.views:
+        held = (who.at - slot.views_since) / 1e9
+        more.append(f"reads it or holds a view of it, for {held:.1f} s")
+    name = "the writer itself" if rank is None else role_name("reader", rank)
+    pid, progress = (None, None) if is_absent else (slot.pid, slot.last_progress / 1e9)
+    blocker = StoreBlocker(rank, pid, who.state, owes, pins, progress)
+    return blocker, facts_about(who, name, views=0, more=tuple(more))
 
 
 _STEPS = ("copy_to_buffer", "increment_writer_flag")

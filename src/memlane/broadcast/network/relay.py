@@ -240,7 +240,7 @@ class Relay:
             ending.callback(self.ring.abandon)
             ending.enter_context(undone_by(self.stream.abandon))
             own = participant(self.ring.native, 1 + self._plan.place)
-            self.stream.go_alone(own.position)
+            self.stream.go_alone(own.slot.position)
             self.has_failed = True
             if self._reader_has_left:
                 self.stream.close()
@@ -313,9 +313,9 @@ class Relay:
             state = "dead" if place in self._dead else self._state_of(place)
             if state == "absent":
                 continue
-            rows.append(ReportRow(place, who.pid, state, who.position))
+            rows.append(ReportRow(place, who.slot.pid, state, who.slot.position))
             if state not in ("dead", "closed"):
-                behind = max(behind, native.position - who.position)
+                behind = max(behind, native.position - who.slot.position)
         self._behind, self._unreported, self._unreported_bytes = behind, 0, 0
         now = time.monotonic()
         self._report_at = now + ACK_DELAY

@@ -138,7 +138,7 @@ def _reader_behind(
 def _position(native: RingReader) -> int | None:
     """Messages that the reader has taken from its ring; None once closed. Thread-safe."""
     with suppress(Closed):
-        return participant(native, native.slot).position
+        return participant(native, native.slot).slot.position
     return None
 
 

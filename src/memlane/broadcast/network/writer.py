@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from memlane._base.blame import VLLM_WORDS
 from memlane._base.deadline import NEVER, Deadline
-from memlane._base.diagnosis import VLLM_WORDS, blocked, deserted
+from memlane._base.diagnosis import blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
@@ -623,7 +624,7 @@ class NetworkWriter(NetworkEnd):
             return blocked("writer", waited, _FULL, self._in_the_way(self._wanted))
 
     def _in_the_way(self, size: int) -> str:
-        return names_of(self.session.in_the_way(size, time.monotonic()))
+        return self.session.in_the_way(size, time.monotonic())
 
     # The rest ---------------------------------------------------------------------------------
 

@@ -186,10 +186,8 @@ class Outbox:
         return is_too_much or self.next - peer.taken >= self._window
 
     def in_the_way(self, size: int) -> list[Peer]:
-        """Readers whose window is full; likeliest cause first: those without a connection, then
-        the longest silent."""
-        found = [peer for peer in self._peers if self._is_in_the_way(peer, size)]
-        return sorted(found, key=lambda peer: (peer.lost_since is None, peer.last_progress))
+        """The readers whose window is full."""
+        return [peer for peer in self._peers if self._is_in_the_way(peer, size)]
 
     def room(self) -> tuple[int, int]:
         """How many messages, and bytes in total, fit every window; negative bytes: none fits."""

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memlane._base.blame import Facts, State, sentence
 from memlane.broadcast.protocol.states import Event, Life, Link, after
 from memlane.broadcast.statistics import ReaderState, ReaderStatistics
 
@@ -331,23 +332,34 @@ class Peer:
     def state(self) -> ReaderState:
         return _STATES[self.life]
 
-    def text(self, sent: int, now: float) -> str:
-        """Rank, pid and address, how far behind, and since when."""
+    def facts(self, sent: int, now: float) -> Facts:
+        """What blame is decided and worded by; `sent` messages were sent."""
         if self.life is Life.ATTACHING and self.via is not None:
             waits = f"which has not reported for {now - self.via.reported_at:.1f} s"
-            return f"{self.name} (attaching behind {self.via.name}'s relay, {waits})"
+            doing = f"attaching behind {self.via.name}'s relay, {waits}"
+            return Facts(self.name, "absent", doing=doing)
         if self.is_absent:
-            return f"{self.name} (never attached)"
-        facts = [f"pid {self.pid} at {self.address}"]
+            return Facts(self.name, "absent")
+        # Only its own host knows whether it is stopped.
+        state: State = self.state
+        doing = "connected" if self.is_here else ""
         if self.lost_since is not None:
-            facts.append(f"without a connection for {now - self.lost_since:.1f} s")
-        else:  # only its own host knows whether it is stopped
-            facts.append("connected" if self.is_here else self.state)
-        if self.via is not None:
-            facts.append(f"behind {self.via.name}'s relay")
-        facts.append(f"{sent - self.taken} behind")
-        facts.append(f"last progress {now - self.last_progress:.1f} s ago")
-        return f"{self.name} ({', '.join(facts)})"
+            state, doing = "lost", f"without a connection for {now - self.lost_since:.1f} s"
+        more = () if self.via is None else (f"behind {self.via.name}'s relay",)
+        return Facts(
+            self.name,
+            state,
+            self.pid,
+            address=self.address,
+            doing=doing,
+            behind=sent - self.taken,
+            silent_for=now - self.last_progress,
+            more=more,
+        )
+
+    def text(self, sent: int, now: float) -> str:
+        """Rank, pid and address, how far behind, and since when."""
+        return sentence(self.facts(sent, now))
 
     def statistics(self, sent: int) -> ReaderStatistics:
         was_here = not self.is_absent and self.pid != 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from memlane._base.blame import Facts, sentence
 from memlane._native import messages_in
 from memlane.broadcast.protocol.connection_state import ConnectionState
 from memlane.broadcast.protocol.frames import (
@@ -454,6 +455,13 @@ class ReaderSession(ConnectionState):
 
     def who(self, now: float) -> str:
         """The writer as a waiting reader names it."""
-        pid = f"pid {self.writer_pid} " if self.writer_pid else ""
-        since = f", last message {now - self.last_progress:.1f} s ago" if self.writer_pid else ""
-        return f"the writer ({pid}at {self._where}, {self.state(now)}{since})"
+        return sentence(
+            Facts(
+                "the writer",
+                "running" if self.is_connected else "lost",
+                self.writer_pid or None,
+                address=self._where,
+                doing=self.state(now),
+                silent_for=now - self.last_progress if self.writer_pid else None,
+            )
+        )

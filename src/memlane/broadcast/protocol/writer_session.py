@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from memlane._base.arguments import integer
+from memlane._base.blame import listed
 from memlane._base.naming import MOST_NAMED
 from memlane.broadcast.protocol import admission
 from memlane.broadcast.protocol.frames import (
@@ -108,9 +109,9 @@ class WriterSession:
         """How many messages, and bytes in total, may be sent; negative bytes: none."""
         return (0, -1) if self.has_dead() else self._outbox.room()
 
-    def in_the_way(self, size: int, now: float) -> list[str]:
+    def in_the_way(self, size: int, now: float) -> str:
         """The readers for which a message of `size` bytes has to wait, likeliest cause first."""
-        return [peer.text(self.next, now) for peer in self._outbox.in_the_way(size)]
+        return listed([peer.facts(self.next, now) for peer in self._outbox.in_the_way(size)])
 
     def stage(self, pieces: Sequence[Piece], size: int, mark: int = 0) -> None:
         """Stages the next message. The ring gets it first; its position before that is `mark`."""
