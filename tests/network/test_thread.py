@@ -101,13 +101,18 @@ def test_a_handler_raises_when_a_hello_was_heard(monkeypatch: pytest.MonkeyPatch
         far.call("close")
 
 
+def enqueue_and_go_on(writer: MessageQueue) -> None:
+    writer.enqueue("message")
+    os.getpid()  # what came after the message was in the ring is raised here at the latest
+
+
 def test_a_handler_raises_when_the_ring_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call, whatever it is, sends it to remote readers before it waits."""
     with remote_writer(2, 1) as writer:
         local, remote = (start_remote_reader(writer, rank) for rank in range(2))
         monkeypatch.setattr(writer._writer, "_publish", interrupt)
         with pytest.raises(Alarm):
-            writer.enqueue("message")
+            enqueue_and_go_on(writer)
         monkeypatch.undo()
         waits = Aside(writer.wait_until_ready, PATIENCE)
         assert local.call("dequeue", PATIENCE) == "message"
@@ -135,7 +140,7 @@ def test_a_handler_raises_again_before_the_next_call_recovers(
         monkeypatch.setattr(end, "_recover", interrupted)
         monkeypatch.setattr(end, "_publish", interrupt)
         with pytest.raises(Alarm):
-            writer.enqueue("message")
+            enqueue_and_go_on(writer)
         monkeypatch.delattr(end, "_publish")
         with pytest.raises(Alarm):
             writer.enqueue("never sent")
