@@ -90,11 +90,11 @@ def test_without_torch(name: str) -> None:
 
 
 def test_without_the_native_programs(tmp_path: Path) -> None:
-    """Without `make native-test` it says what to run."""
+    """Without `make bench-peers` it says what to run."""
     code = "import benchmarks.needs as needs, pathlib, runpy; "
     code += f"needs.ROOT = pathlib.Path({str(tmp_path)!r}); "
     code += "runpy.run_module('benchmarks.foundation', run_name='__main__')"
     done = run("-c", code)
     assert done.returncode == 1
-    assert "make native-test" in done.stderr
+    assert "make bench-peers" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -669,7 +669,8 @@ class _Process:
         end = time.monotonic() + _PARTING
         for requests in [*self.busy]:
             requests.give_up(end)
-        import obstore
+        with fork_waits:
+            import obstore
 
         while self.futures and time.monotonic() < end:
             obstore.store.MemoryStore()  # a call drops what a thread without the lock has left
