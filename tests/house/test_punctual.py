@@ -32,18 +32,27 @@ def stop_for(seconds: float, waker: Waker) -> tuple[float, float]:
 
 
 def test_what_is_late_on_a_machine_with_time_fails() -> None:
-    """A thing that takes 0.2 s longer than promised has broken the promise."""
+    """A thing that takes six times as long as promised has, whatever else runs."""
 
     def is_refused() -> bool:
         began = time.monotonic()
-        time.sleep(0.3)  # is the thing
+        time.sleep(0.6)  # is the thing
         try:
             assert_in_time(0.1, began)
         except AssertionError as error:
             return "0.1 s are promised, and the control was" in str(error)
         return False
 
-    until(is_refused, "the control is on time for 0.3 s")
+    until(is_refused, "the control is on time for 0.6 s")
+
+
+def test_a_lack_of_processors_is_forgiven_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to three times the promise, on a machine that always has somebody waiting."""
+    monkeypatch.setattr("tests.support.punctual.Control.pressed", lambda *_: 10.0)
+    monkeypatch.setattr("tests.support.punctual.Control.late", lambda *_: 0.0)
+    assert_in_time(1.0, 5.0, 8.9)
+    with pytest.raises(AssertionError, match=r"it took 4\.100 s"):
+        assert_in_time(1.0, 5.0, 9.1)
 
 
 def test_what_is_in_time_passes() -> None:
