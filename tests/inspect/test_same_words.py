@@ -251,7 +251,7 @@ def trace(link: Link, pid: int) -> None:
         raise OSError(ctypes.get_errno(), "ptrace")
     os.waitpid(pid, 0x40000000)  # __WALL
     link.tell()
-    time.sleep(3600)
+    os.waitpid(pid, 0x40000000)  # until it is killed: its parent could not reap it before
 
 
 def frozen() -> Scene:

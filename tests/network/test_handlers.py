@@ -15,7 +15,7 @@ from memlane.broadcast.network import transport
 from memlane.broadcast.protocol.frames import What
 from tests.support import PATIENCE, Alarm, until
 from tests.support.queues import refuses
-from tests.support.remote_queues import relayed_queue, remote_queue, remote_writer
+from tests.support.remote_queues import LIVENESS, relayed_queue, remote_queue, remote_writer
 
 Act = Callable[[], object]
 
@@ -145,7 +145,7 @@ def test_close_of_a_relay_in_its_dequeue() -> None:
 
 def test_creation_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end that was open already is abandoned. Fails without the guard: its thread kept it."""
-    with remote_writer() as writer:
+    with remote_writer(remote_liveness=LIVENESS) as writer:
         before = threading.active_count()
         behind(monkeypatch, lifetime, "_come_before_multiprocessing", interrupt)
         with pytest.raises(Alarm):

@@ -65,7 +65,7 @@ def test_a_reader_that_stops_in_the_middle(how: str) -> None:
                 other.call("get", *writer.put(number, b"%d" % number))
                 number += 1
                 continue
-            with refuses(MemoryError, match=f"reader 0 .pid {slow.pid}, stopped"):
+            with refuses(MemoryError, match=rf"reader 0 .pid {slow.pid}\b[^,]*, stopped"):
                 writer.put("more", b"x")
             refusals += 1
             time.sleep(SECONDS / 20)  # nothing changes
@@ -78,7 +78,7 @@ def test_a_reader_that_stops_in_the_middle(how: str) -> None:
         assert time.monotonic() - seen.views_since > SECONDS * 0.9
         slow.resume()
         assert slow.hear() == VALUE
-        with refuses(MemoryError, match=f"reader 0 .pid {slow.pid}, running"):
+        with refuses(MemoryError, match=rf"reader 0 .pid {slow.pid}\b[^,]*, running"):
             for turn in range(20):  # it owes the reads of what came meanwhile
                 writer.put(("late", turn), b"x")
         for number in range(9):
