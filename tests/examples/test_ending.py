@@ -187,7 +187,8 @@ def test_interrupt_with_a_stopped_worker_says_so_and_waits_for_nobody(stopped: T
 def test_worker_that_dies_while_another_is_stopped_is_named_at_once(stopped: Terminal) -> None:
     pids = stopped.pids
     stopped.until_shown(
-        rf"the scheduler \(pid {stopped.process.pid}\) .*worker 0 \(pid {pids[0]}[^,)]*, stopped, "
+        rf"the scheduler \(pid {stopped.process.pid}[^)]*\) .*"
+        rf"worker 0 \(pid {pids[0]}[^,)]*, stopped, "
     )
     os.kill(pids[2], signal.SIGKILL)
     killed = time.monotonic()
