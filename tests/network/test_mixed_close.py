@@ -11,7 +11,7 @@ from memlane import Closed, MessageQueue, ReaderDied, TimedOut, WriterClosed
 from memlane.broadcast.network.writer import NetworkWriter
 from tests.support import PATIENCE, Aside
 from tests.support.queues import fill, refuses, start_reader
-from tests.support.remote_queues import remote_queue, remote_writer
+from tests.support.remote_queues import enqueue_and_go_on, remote_queue, remote_writer
 
 CHUNKS = 4  # of the ring of `remote_writer`
 Ends = tuple[MessageQueue, MessageQueue, MessageQueue]
@@ -135,6 +135,6 @@ def test_interrupted_between_ring_and_network(
     with monkeypatch.context() as patch:
         patch.setattr(NetworkWriter, "_publish", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            writer.enqueue("the ring has it")
+            enqueue_and_go_on(writer, "the ring has it")
     writer.close()
     assert rest_of(here) == rest_of(there) == [*before, "the ring has it"]

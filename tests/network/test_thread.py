@@ -15,7 +15,13 @@ from memlane.broadcast.network import transport
 from tests.network.test_handlers import behind, interrupt
 from tests.support import PATIENCE, Alarm, Aside, Remote, start, until
 from tests.support.queues import reading, refuses
-from tests.support.remote_queues import LIVENESS, remote_queue, remote_writer, start_remote_reader
+from tests.support.remote_queues import (
+    LIVENESS,
+    enqueue_and_go_on,
+    remote_queue,
+    remote_writer,
+    start_remote_reader,
+)
 
 
 class Watched:
@@ -99,11 +105,6 @@ def test_a_handler_raises_when_a_hello_was_heard(monkeypatch: pytest.MonkeyPatch
         assert far.call("dequeue", PATIENCE) == "message"
         assert [row.state for row in writer.statistics().readers] == ["running"]
         far.call("close")
-
-
-def enqueue_and_go_on(writer: MessageQueue) -> None:
-    writer.enqueue("message")
-    os.getpid()  # what came after the message was in the ring is raised here at the latest
 
 
 def test_a_handler_raises_when_the_ring_has_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

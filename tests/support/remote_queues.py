@@ -1,5 +1,6 @@
 """Queues over the network for tests: on the loopback, in any process, also behind a relay."""
 
+import os
 import random
 import socket
 import struct
@@ -34,6 +35,12 @@ class Writer(MessageQueue):
 def remote_writer(n_remote: int = 1, n_local: int = 0, **options: Any) -> MessageQueue:
     options = {"connect_ip": HERE, "remote_liveness": PATIENT, "max_chunks": 4, **options}
     return Writer(n_remote + n_local, n_local, max_chunk_bytes=4096, **options)
+
+
+def enqueue_and_go_on(writer: MessageQueue, message: object = "message") -> None:
+    """What a signal handler raises after the message was sent is raised here, at the latest."""
+    writer.enqueue(message)
+    os.getpid()
 
 
 @contextmanager
