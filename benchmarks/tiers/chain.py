@@ -78,8 +78,8 @@ def run(tiers: tuple[str, ...], url: str, requests: int) -> Seen:
                 spent.append(1e3 * (time.perf_counter() - begun))
                 found += len(pin.ids)
                 with pool.reserve(pin.missing) as new:
-                    time.sleep(COMPUTED * len(new.keys))
-                    rows[new.ids] = prompt % 251
+                    time.sleep(COMPUTED * len(new))
+                    rows[[row for _, row in new]] = prompt % 251
                     new.commit()
         asked = requests * BLOCKS
         if chain is None:

@@ -139,7 +139,7 @@ class Backing:
     def save(self, keys: list[bytes]) -> dict[bytes, int]:
         new = self._pool.reserve(keys)
         self._new.append(new)
-        return dict(zip(new.keys, new.ids.tolist(), strict=True))
+        return dict(iter(new))
 
     def settle(self) -> None:
         for new in self._new:

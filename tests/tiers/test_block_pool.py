@@ -25,7 +25,7 @@ def keys(*numbers: int) -> list[bytes]:
 def store(pool: BlockPool, *numbers: int) -> dict[bytes, int]:
     with pool.reserve(keys(*numbers)) as new:
         new.commit()
-        return dict(zip(new.keys, new.ids.tolist(), strict=True))
+        return dict(iter(new))
 
 
 def found(pool: BlockPool, *numbers: int) -> list[int]:
@@ -53,15 +53,50 @@ def test_a_pin_is_the_leading_run(pool: BlockPool) -> None:
     store(pool, 1, 2, 4)
     with pool.pin(keys(1, 2, 3, 4)) as pin:
         assert len(pin.ids) == 2
-        assert pin.missing == keys(3, 4)
+        assert pin.missing == keys(3)
     assert found(pool, 3, 1) == []
+    with pool.pin(keys(3, 4, 5, 3)) as pin:
+        assert (len(pin.ids), pin.missing) == (0, keys(3, 5))
+
+
+def test_the_missing_keys_of_a_request_and_the_blocks_reserved_for_them_belong_together(
+    pool: BlockPool,
+) -> None:
+    """An earlier request left a block behind the first that is missing."""
+    content = np.full(8, -1)
+    [left] = store(pool, 2).values()
+    content[left] = 2
+    with pool.pin(keys(1, 2, 3)) as pin, pool.reserve(pin.missing) as new:
+        for each, row in zip(pin.missing, new.ids, strict=True):
+            content[row] = int(each.split()[1])
+        new.commit()
+    assert content[found(pool, 1, 2, 3)].tolist() == [1, 2, 3]
+
+
+def test_a_skipped_key_has_no_row(pool: BlockPool) -> None:
+    """The ids are as many as the keys, and that of a skipped key is an index of no buffer."""
+    blocks = store(pool, 2)
+    with pool.reserve(keys(1, 2, 3)) as new:
+        assert new.keys == keys(1, 2, 3)
+        assert (new.ids.dtype, len(new.ids), len(new)) == (np.int32, 3, 2)
+        assert [*new] == [(new.keys[at], int(new.ids[at])) for at in (0, 2)]
+        assert (new.skipped, new.ids[1]) == (keys(2), new.NO_BLOCK)
+        rows = np.arange(8)
+        with pytest.raises(IndexError):
+            rows[new.ids] = 9
+        with pytest.raises(IndexError):
+            rows[new.ids[1]] = 9
+        assert rows.tolist() == [*range(8)]
+        new.commit([True, False, False])
+    assert found(pool, 2, 1) == [blocks[keys(2)[0]], new.ids[0]]
+    assert found(pool, 3) == []
 
 
 def test_what_is_reserved_is_not_found_before_the_commit(pool: BlockPool) -> None:
     with pool.reserve(keys(1)) as new:
         assert found(pool, 1) == []
         with pool.reserve(keys(1)) as again:
-            assert (again.keys, again.skipped) == ([], keys(1))
+            assert ([*again], again.skipped) == ([], keys(1))
         new.commit()
     assert len(found(pool, 1)) == 1
 
@@ -85,7 +120,7 @@ def test_a_key_is_stored_once(pool: BlockPool) -> None:
     """Asked for twice, in one call or two."""
     store(pool, 1)
     with pool.reserve(keys(1, 2, 2, 3)) as new:
-        assert new.keys == keys(2, 3)
+        assert [each for each, _ in new] == keys(2, 3)
         assert new.skipped == keys(1, 2)
         new.commit()
     assert pool.statistics().used == 3
@@ -94,7 +129,7 @@ def test_a_key_is_stored_once(pool: BlockPool) -> None:
 def test_a_full_pool_evicts(pool: BlockPool) -> None:
     store(pool, *range(8))
     with pool.reserve(keys(8, 9)) as new:
-        assert len(new.evicted) == len(new.ids) == 2
+        assert len(new.evicted) == len(new) == 2
         assert set(new.evicted) <= set(keys(*range(8)))
         new.commit()
     assert pool.statistics().evicted == 2
@@ -107,12 +142,12 @@ def test_what_is_pinned_stays(pool: BlockPool) -> None:
     with pool.pin(keys(0, 1, 2, 3, 4, 5)):
         with pool.reserve(keys(10, 11, 12)) as new:
             assert set(new.evicted) <= set(keys(6, 7))
-            assert new.keys + new.skipped == keys(10, 11, 12)
-            assert len(new.keys) == 2
+            assert [each for each, _ in new] + new.skipped == keys(10, 11, 12)
+            assert len(new) == 2
             new.commit()
         assert found(pool, 0, 1, 2, 3, 4, 5) == list(blocks.values())[:6]
     with pool.reserve(keys(12)) as new:
-        assert len(new.keys) == 1
+        assert len(new) == 1
 
 
 def test_two_pins_of_a_block(pool: BlockPool) -> None:
@@ -126,7 +161,7 @@ def test_two_pins_of_a_block(pool: BlockPool) -> None:
     second.release()
     assert pool.statistics().pinned == 0
     with pool.reserve(keys(9)) as new:
-        assert new.keys == keys(9)
+        assert [each for each, _ in new] == keys(9)
 
 
 def test_a_dropped_pin_is_released(pool: BlockPool) -> None:
@@ -327,7 +362,7 @@ def test_a_policy_of_the_users_decides() -> None:
     assert pool.statistics().policy == "Newest"
     store(pool, 1, 2)
     with pool.reserve(keys(3, 9)) as new:
-        assert (new.evicted, new.keys, new.skipped) == (keys(2), keys(3), keys(9))
+        assert (new.evicted, [*new], new.skipped) == (keys(2), [(*keys(3), 1)], keys(9))
         new.commit()
     found(pool, 1)
     assert policy.calls == ["evict for b'key 3'", "evict for b'key 9'", "touch b'key 1'"]

@@ -31,7 +31,7 @@ class Pool(RuleBasedStateMachine):
     def held(self) -> list[int]:
         """Blocks that may not be given to anybody."""
         pinned = {block for pin in self.pins for block in pin.ids.tolist()}
-        reserved = [block for new, _ in self.news for block in new.ids.tolist()]
+        reserved = [block for new, _ in self.news for _, block in new]
         assert len(set(reserved)) == len(reserved)
         assert not pinned & set(reserved)
         return [*pinned, *reserved]
@@ -39,10 +39,10 @@ class Pool(RuleBasedStateMachine):
     @rule(keys=KEYS)
     def pin(self, keys: list[bytes]) -> None:
         pin = self.pool.pin(keys)
-        run = len(keys) - len(pin.missing)
-        assert pin.missing == keys[run:]
+        run = len(pin.ids)
         assert pin.ids.tolist() == [self.stored[key] for key in keys[:run]]
-        assert not pin.missing or pin.missing[0] not in self.stored
+        assert run == len(keys) or keys[run] not in self.stored
+        assert pin.missing == [key for key in dict.fromkeys(keys) if key not in self.stored]
         self.pins.append(pin)
 
     @rule(keys=KEYS)
@@ -52,10 +52,12 @@ class Pool(RuleBasedStateMachine):
         new = self.pool.reserve(keys)
         for key in new.evicted:
             assert self.stored.pop(key) not in held
-        assert not {*new.ids.tolist()} & {*held, *self.stored.values()}
-        assert not {*new.keys} & {*self.stored, *reserved}
-        assert sorted(new.keys + new.skipped) == sorted(keys)
-        self.news.append((new, dict(zip(new.keys, new.ids.tolist(), strict=True))))
+        those = dict(iter(new))
+        assert not {*those.values()} & {*held, *self.stored.values()}
+        assert not those.keys() & {*self.stored, *reserved}
+        assert sorted([*those, *new.skipped]) == sorted(keys) == sorted(new.keys)
+        assert new.ids[new.ids >= 0].tolist() == [*those.values()]
+        self.news.append((new, those))
 
     @rule(data=st.data())
     def commit(self, data: Any) -> None:
@@ -64,8 +66,8 @@ class Pool(RuleBasedStateMachine):
         new, those = self.news.pop(data.draw(st.integers(0, len(self.news) - 1)))
         mask = data.draw(st.lists(st.booleans(), min_size=len(new.ids), max_size=len(new.ids)))
         new.commit(mask)
-        for key, ok in zip(new.keys, mask, strict=True):
-            if ok and key in those:
+        for key, block, ok in zip(new.keys, new.ids, mask, strict=True):
+            if ok and block >= 0 and key in those:
                 self.stored[key] = those[key]
 
     @rule(data=st.data())
@@ -97,7 +99,7 @@ class Pool(RuleBasedStateMachine):
         now = self.pool.statistics()
         assert now.used == len({*self.held(), *self.stored.values()})
         assert now.pinned == len({block for pin in self.pins for block in pin.ids.tolist()})
-        assert now.reserved == sum(len(new.ids) for new, _ in self.news)
+        assert now.reserved == sum(len(new) for new, _ in self.news)
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "tuned"])

@@ -376,7 +376,7 @@ def test_two_replicas_share_what_they_compute(tmp_path: Path, soon: None) -> Non
                     missing = pin.missing
                     count += len(missing)
                     with pools[at].reserve(missing) as new:
-                        for each, row in zip(new.keys, new.ids, strict=True):
+                        for each, row in new:
                             rows[at][row] = content(int.from_bytes(each, "big"), ROW)
                         new.commit()
                 # Whatever is evicted later is stored; here all of it is, at once.

@@ -336,7 +336,8 @@ class TierChain:
             with chain.fetch(keys, timeout=0) as pin:
                 read(pin.ids)
             with pool.reserve(pin.missing) as new:   # as ever; what this evicts is stored
-                write(new.ids)
+                for key, row in new:                 # those that got a block; not always all
+                    write(key, row)
                 new.commit()
 
     Nobody waits for a tier but `fetch`, for as long as it is told to. What comes later than that is
@@ -446,19 +447,20 @@ class TierChain:
         deadline = Deadline(timeout)
         self._check()
         self._advance(self._at_work())
-        pin = self._pool.pin(keys)
+        asked = list(keys)
+        pin = self._pool.pin(asked)
         try:
             self._counts["hits"] += len(pin.ids)
-            has_grown = bool(pin.missing)
-            while has_grown:  # half of the pool at a time
-                run = self._begin(pin.missing, self._links)
+            has_grown = True
+            while has_grown and len(pin.ids) < len(asked):  # half of the pool at a time
+                run = self._begin(asked[len(pin.ids) :], self._links)
                 if not run:
                     break
                 is_in_time = self._wait(partial(self._is_loaded, run), deadline)
                 stored = zip(run, self._pool.has(run), strict=True)
                 loaded = [key for key, _ in takewhile(itemgetter(1), stored)]
                 pin.extend(self._pool.pin(loaded))
-                has_grown = is_in_time and loaded == run and bool(pin.missing)
+                has_grown = is_in_time and loaded == run
             return pin
         except BaseException:
             pin.release()
@@ -736,8 +738,9 @@ class TierChain:
                 job.reservation.release()
             return
         wanted = np.array([not self._is_forgotten(job, key) for key in job.keys], np.bool_)
+        good = {job.keys[at] for at in np.flatnonzero(ok & wanted)}
         with suppress(InvalidArgument):  # it was committed, and then interrupted
-            job.reservation.commit(ok & wanted)
+            job.reservation.commit([key in good for key in job.reservation.keys])
         job.is_ended = True
         missing = [job.keys[at] for at in np.flatnonzero(wanted & ~ok)]
         if missing:
@@ -884,16 +887,17 @@ class TierChain:
             return
         aside = self._aside()
         with self._reserve_now(keys, now) as made:
-            for key, block in zip(made.keys, made.ids.tolist(), strict=True):
+            for key, block in made:
                 self._memory[block] = self._memory[aside[key]]
             made.commit()
-            self._counts["recalled"] += len(made.keys)
+            self._counts["recalled"] += len(made)
 
     def _load(self, link: _Link, keys: list[bytes], now: float) -> None:
         made = self._reserve_now(keys, now)
-        if not made.keys:  # the policy declines them, or all blocks are pinned
+        if not len(made):  # the policy declines them, or all blocks are pinned
             return
-        job = _Job("load", made.keys, made.ids.tolist(), reservation=made)
+        reserved = dict(iter(made))
+        job = _Job("load", [*reserved], [*reserved.values()], reservation=made)
         if not link.begin(job):
             keys, job.keys = job.keys, []  # of which it may still write to the rows
             self._pool.forget(keys)

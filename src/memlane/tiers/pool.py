@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self, get_args, runtime_checkable
+from typing import Final, Literal, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +117,9 @@ class BlockPool:
         with pool.pin(keys) as pin:          # what is there stays while it is read
             read(pin.ids)
         with pool.reserve(pin.missing) as new:
-            new.commit(write(new.keys, new.ids))
+            for key, row in new:             # those that got a block; not always all
+                write(key, row)
+            new.commit()
 
     Policies, beside those of your own (`Policy`), are `lru`; `arc` (Megiddo and Modha, FAST '03);
     `s3fifo` (Yang et al., SOSP '23); and `tuned`: a segment on probation, a protected segment and a
@@ -153,12 +155,13 @@ class BlockPool:
             WrongProcess: in a forked child.
         """
         asked = list(keys)
-        return Pin(asked, self._own().pin(asked))
+        return Pin(self, asked, self._own().pin(asked))
 
     def reserve(self, keys: Sequence[bytes]) -> Reservation:
         """Reserves a block for each key that has none, evicting others as long as some are neither
-        pinned nor reserved: for as many keys as fit, the first ones first. Nobody finds such a
-        block before it is committed.
+        pinned nor reserved: for as many keys as fit, the first ones first. A key can be skipped,
+        so iterate over the reservation, which yields each reserved key with its block. Nobody
+        finds such a block before it is committed.
 
         Raises:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
@@ -269,27 +272,38 @@ class Pin:
 
     Attributes:
         ids: int32, the blocks of the first keys, in their order.
-        missing: the other keys, from the first that was not stored.
+        missing: the keys that are not stored, each once; empty only if all keys are pinned. A key
+            behind the first that is missing may be stored: it is in neither.
     """
 
     ids: Ids
     missing: list[bytes]
 
-    def __init__(self, keys: list[bytes], held: _native.PinnedBlocks) -> None:
+    def __init__(self, pool: BlockPool, keys: list[bytes], held: _native.PinnedBlocks) -> None:
+        self._pool = pool
+        self._keys = keys
         self._held = held  # releases them, at the latest when it is dropped
         self.ids = np.frombuffer(held.blocks(), np.int32)
-        self.missing = keys[len(self.ids) :]
+        self.missing = self._not_stored()
 
     def release(self) -> None:
         """Ends the pin. Never raises; calling it again does nothing."""
         self._held.release()
 
     def extend(self, other: Pin) -> None:
-        """Takes over the blocks of a pin of the keys that are missing here, or of the first of
-        them. Never raises."""
+        """Takes over the blocks of a pin of the keys that follow the pinned ones, or of the first
+        of them, and looks again which keys are missing. Raises `WrongProcess`, as `pin`."""
         self._held.take(other._held)
-        self.missing = self.missing[len(other.ids) :]
         self.ids = np.concatenate((self.ids, other.ids))
+        self.missing = self._not_stored()
+
+    def _not_stored(self) -> list[bytes]:
+        rest = self._keys[len(self.ids) :]
+        if not rest:
+            return rest
+        first, *others = dict.fromkeys(rest)
+        stored = self._pool.has(others) if others else []
+        return [first, *(key for key, has in zip(others, stored, strict=True) if not has)]
 
     def __enter__(self) -> Self:
         return self
@@ -302,13 +316,20 @@ class Reservation:
     """Blocks for keys that are being stored. A context manager; leaving it without a commit gives
     them back, as does dropping the last reference.
 
+    Iterating over it yields (key, block) for each key that has a block now, in the order in which
+    they were asked for; `len()` is their number.
+
     Attributes:
-        keys: those that have a block now, in the order in which they were asked for.
-        ids: int32, their blocks.
-        skipped: the others: stored or reserved already, declined by the policy, or without room.
+        keys: those that were asked for, all of them.
+        ids: int32, for each of `keys` its block, or `NO_BLOCK` if it was skipped.
+        NO_BLOCK: below 0, and an index of no buffer: using it raises IndexError in numpy and
+            torch, where -1 would be the last row, the block of another key.
+        skipped: keys without a block: stored or reserved already, declined by the policy, or
+            without room.
         evicted: the keys whose blocks these were.
     """
 
+    NO_BLOCK: Final = -(1 << 31)
     keys: list[bytes]
     ids: Ids
     skipped: list[bytes]
@@ -324,17 +345,18 @@ class Reservation:
     ) -> None:
         self._pool = pool
         self._held = held  # gives them back, at the latest when it is dropped
-        is_reserved = blocks >= 0
-        self.ids = blocks[is_reserved]
-        self.keys = [key for key, has in zip(keys, is_reserved, strict=True) if has]
-        self.skipped = [key for key, has in zip(keys, is_reserved, strict=True) if not has]
+        self._is_reserved = blocks >= 0
+        self.keys = keys
+        self.ids = np.where(self._is_reserved, blocks, np.int32(self.NO_BLOCK))
+        self.skipped = [keys[at] for at in np.flatnonzero(~self._is_reserved)]
         self.evicted = evicted
 
     def commit(self, ok: npt.ArrayLike | None = None) -> None:
         """Publishes the blocks; once only.
 
         Args:
-            ok: a bool for each key of `keys`: False gives its block back. None: all are published.
+            ok: a bool for each key of `keys`: False gives its block back; a skipped key has none,
+                so its value does not count. None: all are published.
 
         Raises:
             InvalidArgument: it was committed or given back already, or `ok` has another length.
@@ -347,11 +369,21 @@ class Reservation:
         if mask.shape != self.ids.shape:
             raise InvalidArgument(f"ok must have {len(self.ids)} values, not shape {mask.shape}")
         self._pool._own()
-        self._held.commit(mask.astype(np.bool_).tobytes())
+        self._held.commit(mask.astype(np.bool_)[self._is_reserved].tobytes())
 
     def release(self) -> None:
         """Gives back what was not committed. Never raises; calling it again does nothing."""
         self._held.release()
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        places = np.flatnonzero(self._is_reserved).tolist()
+        return zip((self.keys[at] for at in places), self.ids[places].tolist(), strict=True)
+
+    def __len__(self) -> int:
+        return int(self._is_reserved.sum())
+
+    def __bool__(self) -> bool:
+        return True
 
     def __enter__(self) -> Self:
         return self
