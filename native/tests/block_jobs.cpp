@@ -161,6 +161,22 @@ void latencies() {
     CHECK(all.quantile(0.99) >= 990'000 && all.quantile(0.99) <= 1'120'000);
 }
 
+// What ends after its deadline says how.
+void late_ends() {
+    BlockJobs jobs;
+    const auto job = jobs.submit(Direction::store, std::vector<BlockRequest>(2), Deadline::after(0), 0);
+    const auto first = jobs.begin(), second = jobs.begin();
+    CHECK(first && second);
+    jobs.expire(kFarAway);
+    CHECK(jobs.take_events().at(0).late.empty());
+    jobs.finish(*first, {}, 1);
+    jobs.finish(*second, {Fault::Kind::system, 5}, 2);
+    const auto events = jobs.take_events();
+    CHECK(events.size() == 1 && events[0].is_over && !events[0].is_report);
+    CHECK(events[0].late.size() == 2 && events[0].late[0].kind == Fault::Kind::none && events[0].late[1].error == 5);
+    CHECK(jobs.is_idle());
+}
+
 std::uint32_t crc_of(std::string_view text) { return Crc32c::of(std::as_bytes(std::span(text))); }
 
 void crc() {
@@ -192,5 +208,6 @@ int main() {
     latencies();
     loads_first();
     deadlines();
+    late_ends();
     for (std::uint64_t seed = 0; seed < 50; ++seed) random_engine(seed);
 }

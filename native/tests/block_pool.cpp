@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "tiers/refusals.hpp"
 
 using namespace memlane::tiers;
 
@@ -142,6 +143,57 @@ void pinned_blocks_are_passed_once() {
     CHECK((std::clock() - start) / CLOCKS_PER_SEC < 20);
 }
 
+// A block that the medium has refused is used where there is no other, until it is brought back.
+void refused_blocks_are_retired() {
+    BlockPool pool(3, "lru");
+    const auto none = [](KeyStore::Bytes, Block) {};
+    const auto stored = [&](std::uint64_t number, bool is_good, BlockPool::Limits limits = {}) {
+        const Block block = pool.reserve(Keys({number}).asked, none, limits).at(0);
+        if (block == kNoBlock) return block;
+        if (!is_good) pool.retire(block);
+        pool.commit(std::vector{block}, std::span(&is_good, 1));
+        return block;
+    };
+    const Block bad = stored(0, false);
+    CHECK(pool.statistics().retired == 1 && pool.statistics().used == 0);
+    for (std::uint64_t number = 1; number < 10; ++number) CHECK(stored(number, true) != bad);
+    CHECK(pool.statistics().evicted == 7);
+    CHECK(stored(10, true, {.victims = 0, .may_use_retired = false}) == kNoBlock);
+    CHECK(stored(10, false, {.victims = 0}) == bad);
+    pool.bring_back_one();
+    CHECK(pool.statistics().retired == 0 && stored(11, false) == bad && pool.is_refused(bad));
+    pool.bring_back();
+    CHECK(stored(12, true) == bad && !pool.is_refused(bad));
+    pool.forget(Keys({12}).asked);
+    pool.retire_free();
+    CHECK(pool.statistics().retired == 1 && pool.statistics().used == 2);
+}
+
+// The medium refuses everything, and later nothing: in virtual time.
+void refusals() {
+    constexpr auto second = memlane::os::kSecond;
+    using Trial = Refusals::Trial;
+    Refusals medium;
+    CHECK(medium.next(100 * second) == Trial::none && !medium.is_distrusted());
+    int refused = 0;
+    while (!medium.refused(false, 0)) ++refused;
+    CHECK(refused == 63 && medium.is_distrusted());
+    CHECK(medium.next(second - 1) == Trial::none);
+    std::vector<Trial> trials;
+    memlane::os::Nanoseconds now = 0, longest = 0, last = 0;
+    for (; trials.size() < 12; now += second) {
+        const Trial trial = medium.next(now);
+        if (trial == Trial::none) continue;
+        trials.push_back(trial);
+        longest = std::max(longest, now - std::exchange(last, now));
+        CHECK(!medium.refused(trial == Trial::retired, now));
+    }
+    CHECK(std::ranges::count(trials, Trial::victim) == 3 && trials.front() == Trial::retired);
+    CHECK(longest == 60 * second);
+    medium.succeeded(true);
+    CHECK(!medium.is_distrusted() && medium.next(now + 1000 * second) == Trial::none);
+}
+
 }  // namespace
 
 int main() {
@@ -149,5 +201,7 @@ int main() {
         for (std::uint64_t seed = 0; seed < 10; ++seed) random_calls(policy, seed);
     the_last_victims_stay_aside();
     pinned_blocks_are_passed_once();
+    refused_blocks_are_retired();
+    refusals();
     return 0;
 }

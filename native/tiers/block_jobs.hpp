@@ -90,6 +90,7 @@ private:
         os::Deadline deadline;
         std::vector<State> states{};
         std::vector<Fault> faults{};
+        std::vector<Fault> late{};     // how blocks ended after their deadline; empty: none did
         std::vector<bool> unwanted{};  // stores that were forgotten meanwhile
         std::size_t next = 0;       // the first that nobody has begun
         std::size_t undecided = 0;
@@ -116,6 +117,7 @@ public:
         bool is_over;
         std::vector<Fault> faults;  // of each block
         os::Nanoseconds span;
+        std::vector<Fault> late;  // once it is over: how each block ended after its deadline; empty: none did
     };
 
     struct Counts {
@@ -191,6 +193,8 @@ public:
         if (before == State::decided) return false;
         --job.inside;
         if (before == State::abandoned) {
+            job.late.resize(job.requests.size());
+            job.late[work.at] = fault;
             if (job.inside == 0 && job.undecided == 0) settle(work.job, now);
             return false;
         }
@@ -251,7 +255,7 @@ private:
         if (is_over) --alive_;
         if (is_report || is_over)
             events_.push_back({job->id, is_report, is_over, is_report ? job->faults : std::vector<Fault>{},
-                               now - job->submitted});
+                               now - job->submitted, is_over ? job->late : std::vector<Fault>{}});
     }
 
     std::map<std::pair<os::Nanoseconds, Id>, std::shared_ptr<Job>> open_;  // not reported, by deadline

@@ -7,6 +7,7 @@
 //   forgotten  no            no             1 or more then free
 //   spare      no            no             no        instead of a block that is evicted, which is aside then
 //   aside      no            no             no        until somebody has stored its bytes elsewhere
+//   retired    no            no             no        the medium refused it; until it is brought back
 #pragma once
 
 #include <algorithm>
@@ -32,7 +33,7 @@ namespace memlane::tiers {
 struct PoolStatistics {
     std::uint64_t accesses = 0, hits = 0, prefix_hits = 0;
     std::uint64_t stored = 0, evicted = 0, declined = 0;
-    std::uint32_t used = 0, reserved = 0, pinned = 0;  // blocks, now
+    std::uint32_t used = 0, reserved = 0, pinned = 0, retired = 0;  // blocks, now
 };
 
 class BlockPool {
@@ -89,11 +90,17 @@ public:
     // As an access, without a pin.
     void touch(std::span<const Asked> asked) { access(asked); }
 
+    // What a call may use beside free blocks.
+    struct Limits {
+        std::size_t victims = SIZE_MAX;  // how many blocks it may evict
+        bool may_use_retired = true;     // where there is no other block
+    };
+
     // A block for each key that is not there, as far as they fit, the first keys first; kNoBlock for those that are skipped.
     // `evicted` is called with the bytes of each key that makes room, and its block: that block is aside now if there were
     // spare ones, unless it is the block of a later key of the same call, whose victims are worth more.
     template <class Evicted>
-    std::vector<Block> reserve(std::span<const Asked> asked, const Evicted& evicted) {
+    std::vector<Block> reserve(std::span<const Asked> asked, const Evicted& evicted, Limits limits) {
         std::vector<Block> blocks;
         blocks.reserve(asked.size());
         admissions_.resize(pins_.size());
@@ -107,7 +114,7 @@ public:
         try {
             for (std::size_t at = 0; at < asked.size(); ++at) {
                 if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
-                blocks.push_back(reserve_one(asked[at], evicted));
+                blocks.push_back(reserve_one(asked[at], evicted, limits));
             }
         } catch (...) {
             for (const Block block : blocks)
@@ -115,6 +122,10 @@ public:
             throw;
         }
         return blocks;
+    }
+    template <class Evicted>
+    std::vector<Block> reserve(std::span<const Asked> asked, const Evicted& evicted) {
+        return reserve(asked, evicted, Limits());
     }
 
     // Those whose mask is true are stored from now on; the others are free again. They were reserved together; the last is
@@ -129,6 +140,7 @@ public:
             --counts_.reserved;
             states_[block] = State::kStored;
             policy_->insert(index_.key_of(block), block, admissions_[block]);
+            if (is_refused(block)) is_refused_[block] = false;
             ++counts_.stored;
         }
     }
@@ -192,6 +204,34 @@ public:
             spare_.push_back(block);
         }
         std::erase_if(aside_, [&](Block block) { return !is_aside(block); });
+    }
+
+    // The medium has refused the block: it is retired instead of free from the moment on that nobody has it.
+    void retire(Block block) {
+        is_refused_.resize(states_.size());
+        is_refused_[block] = true;
+    }
+    // All that are free are retired.
+    void retire_free() {
+        for (const Block block : std::exchange(free_, {})) {
+            retire(block);
+            free(block);
+        }
+    }
+    // Whether the medium has refused the block since something was stored there.
+    bool is_refused(Block block) const noexcept { return !is_refused_.empty() && is_refused_[block]; }
+    // The block that has been retired for longest, if there is one, is the next to be used.
+    void bring_back_one() {
+        if (retired_.empty()) return;
+        states_[retired_.front()] = State::kFree;
+        free_.push_back(retired_.front());
+        retired_.pop_front();
+    }
+    // All that are retired are free, to be used after all others.
+    void bring_back() {
+        for (const Block block : retired_) states_[block] = State::kFree;
+        free_.insert(free_.begin(), retired_.rbegin(), retired_.rend());
+        retired_.clear();
     }
 
     // Calls `evicted` with the key and the block of each of so many, none of them pinned or of `kept`. Unless there are as many:
@@ -265,7 +305,8 @@ public:
 
     PoolStatistics statistics() const noexcept {
         PoolStatistics now = counts_;
-        now.used = static_cast<std::uint32_t>(states_.size() - free_.size());
+        now.retired = static_cast<std::uint32_t>(retired_.size());
+        now.used = static_cast<std::uint32_t>(states_.size() - free_.size() - retired_.size());
         return now;
     }
 
@@ -301,7 +342,7 @@ public:
 private:
     static constexpr std::size_t kAhead = 8;  // memory is asked for so many keys before it is read
 
-    enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten, kSpare, kAside };
+    enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten, kSpare, kAside, kRetired };
 
     // Reserved or stored. A key whose hash is another's is not there.
     Block find(const Asked& key) const noexcept {
@@ -342,24 +383,28 @@ private:
     }
 
     template <class Evicted>
-    Block reserve_one(const Asked& key, const Evicted& evicted) {
+    Block reserve_one(const Asked& key, const Evicted& evicted, Limits& limits) {
         if (index_.find(key.hash) != kNoBlock) return kNoBlock;
         const Admission admission = policy_->admit(key.hash, key.bytes);
         if (admission == Admission::kDeclined) {
             ++counts_.declined;
             return kNoBlock;
         }
-        Block block;
+        Block block = kNoBlock;
         if (!free_.empty()) {
             block = free_.back();
             free_.pop_back();
-        } else {
-            block = policy_->victim(admission, pins_);
-            if (block == kNoBlock) return kNoBlock;
+        } else if (limits.victims > 0 && (block = policy_->victim(admission, pins_)) != kNoBlock) {
+            --limits.victims;
             evicted(keys_.of(block), block);
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
             block = put_aside(block);
+        } else if (limits.may_use_retired && !retired_.empty()) {
+            block = retired_.front();
+            retired_.pop_front();
+        } else {
+            return kNoBlock;
         }
         try {
             keys_.set(block, key.bytes);
@@ -421,8 +466,13 @@ private:
     }
 
     void free(Block block) {
-        states_[block] = State::kFree;
-        free_.push_back(block);
+        if (is_refused(block)) {
+            states_[block] = State::kRetired;
+            retired_.push_back(block);
+        } else {
+            states_[block] = State::kFree;
+            free_.push_back(block);
+        }
     }
 
     std::string name_;  // of the policy
@@ -437,6 +487,8 @@ private:
     std::vector<Block> free_;
     std::vector<Block> spare_;
     std::vector<Block> aside_;
+    std::deque<Block> retired_;  // the first of them for longest
+    std::vector<bool> is_refused_;  // of each block; empty: none ever was
     std::deque<Block> fresh_aside_;  // of this call, the oldest first
     PoolStatistics counts_;
 };

@@ -23,12 +23,14 @@
 #include "tiers/block_jobs.hpp"
 #include "tiers/block_pool.hpp"
 #include "tiers/disk_io.hpp"
+#include "tiers/refusals.hpp"
 
 namespace memlane::tiers {
 
 struct DiskCounts {
     std::uint64_t recovered = 0, stored = 0, loaded = 0, missed = 0, declined = 0;
-    std::uint64_t stalled = 0, full = 0;  // looks that found it so; calls for which the disk had no space
+    std::uint64_t stalled = 0;  // looks that found it so
+    std::map<std::pair<Direction, int>, std::uint64_t> refused{};  // blocks that the system refused to write or read, by errno
 };
 
 class DiskTier {
@@ -81,7 +83,8 @@ public:
             } else if (pool_.knows(keys[at])) {
                 job->fault = {Fault::Kind::expired};  // an earlier call was late with it, and the system is still at it
             } else {
-                ++counts_.declined;  // by the policy, or all slots are held
+                ++counts_.declined;  // by the policy, or all slots are held, or the disk refuses writes
+                if (refusals_.is_distrusted()) job->fault = last_refusal_;
             }
         }
         try {
@@ -149,7 +152,7 @@ public:
             if (event.is_over) {
                 late_.erase(event.id);
                 jobs_.erase(event.id);
-                release_late(*job);
+                release_late(*job, event);
             } else {
                 late_.emplace(event.id, os::monotonic_now());
             }
@@ -283,14 +286,13 @@ private:
                 continue;
             }
             if (job->is_store) evicted_.erase(job->slots[i]);
+            judge(*job, i, fault);
             good[decided.size()] = is_good;
             decided.push_back(job->slots[i]);
         }
         job->span = event.span;
         job->is_decided = true;
         if (job->is_store) {
-            const auto no_space = [](const Fault& each) { return each.error == ENOSPC || each.error == EDQUOT; };
-            if (std::ranges::any_of(event.faults, no_space)) ++counts_.full;
             pool_.commit(decided, {good.get(), decided.size()});
             if (has_forgotten_) take_back(*job);
             for (const Digest& digest : job->digests) {
@@ -304,6 +306,23 @@ private:
         }
         (job->is_store ? counts_.stored : counts_.loaded) += moved(*job);
         settle(*job);
+    }
+
+    // A slot that the system refuses is not used again soon.
+    void judge(const Job& job, std::size_t i, Fault fault) {
+        const Block slot = job.slots[i];
+        const bool was_refused = pool_.is_refused(slot);
+        if (fault.kind == Fault::Kind::system) {
+            const Direction direction = job.is_store ? Direction::store : Direction::load;
+            ++counts_.refused[{direction, fault.error}];
+            pool_.retire(slot);
+            if (!job.is_store) return;
+            last_refusal_ = fault;
+            if (refusals_.refused(was_refused, os::monotonic_now())) pool_.retire_free();
+        } else if (fault.kind == Fault::Kind::none && job.is_store) {
+            refusals_.succeeded(was_refused);
+            if (was_refused) pool_.bring_back();
+        }
     }
 
     // What was forgotten while it was stored is not there, also after a restart.
@@ -342,7 +361,12 @@ private:
             std::vector<Block>& blocks;
             ~Unpin() { pool.unpin(blocks); }
         } unpin{pool_, held};
-        return pool_.reserve(keys, [&](KeyStore::Bytes key, Block slot) { evicted_[slot] = {digest_of(key), {}}; });
+        const Refusals::Trial trial = refusals_.next(os::monotonic_now());
+        if (trial == Refusals::Trial::retired) pool_.bring_back_one();
+        BlockPool::Limits limits;
+        if (refusals_.is_distrusted()) limits = {.victims = trial == Refusals::Trial::victim, .may_use_retired = false};
+        const auto evicted = [&](KeyStore::Bytes key, Block slot) { evicted_[slot] = {digest_of(key), {}}; };
+        return pool_.reserve(keys, evicted, limits);
     }
 
     // What cannot be loaded must not be found again, or its user asks for ever.
@@ -385,7 +409,9 @@ private:
     }
 
     // The system is done with the slots that it was late with.
-    void release_late(Job& job) {
+    void release_late(Job& job, const BlockJobs::Event& event) {
+        for (std::size_t i = 0; i < event.late.size(); ++i)
+            if (event.late[i].kind == Fault::Kind::system) judge(job, i, event.late[i]);
         const std::vector<Block> slots = std::exchange(job.late, {});
         if (job.is_store) {
             pool_.give_back(slots);
@@ -416,6 +442,8 @@ private:
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
     std::deque<Done> done_;
     DiskCounts counts_;
+    Refusals refusals_;
+    Fault last_refusal_{};  // of a store
     Ticket last_ = 0;
     bool has_forgotten_ = false;  // ever
 };

@@ -19,9 +19,9 @@ struct TierFacts {
     std::uint64_t blocks, used, reserved, pinned;
     std::uint64_t accesses, hits, stored, evicted, declined;
     // Of a disk tier.
-    std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled;
+    std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled, retired;
 };
-static_assert(sizeof(TierFacts) == 128);
+static_assert(sizeof(TierFacts) == 136);
 
 class ShownFacts {
 public:
@@ -60,6 +60,7 @@ public:
         facts.stored = now.stored;
         facts.evicted = now.evicted;
         facts.declined = now.declined;
+        facts.retired = now.retired;
         return facts;
     }
 

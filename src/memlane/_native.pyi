@@ -1031,9 +1031,9 @@ class DiskTier:
     def wake(self) -> None:
         """Makes the descriptor readable until the next poll."""
 
-    def alerts(self) -> tuple[int, int, int]:
+    def alerts(self) -> tuple[int, int, list[tuple[bool, int, int]]]:
         """
-        Looks that found it stalled, calls without space, blocks that were not what was stored.
+        Looks that found it stalled, corrupt blocks, refusals: (is store, errno, blocks).
         """
 
     def idle_fileno(self) -> int:

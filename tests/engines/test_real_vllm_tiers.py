@@ -231,7 +231,7 @@ def test_a_disk_without_space(place: Path, disk: Path) -> None:
         full = running.answers(2)[1]
         (disk / "all").unlink()
         *rounds, last = running.answers()
-        assert running.output.count("its disk is full") == 1
+        assert running.output.count("cannot store blocks: No space left on device") == 1
     assert rounds[:2] == [*before, full]
     assert [each["tokens"] for each in rounds] == [expected] * 3
     assert last["metrics"]["vllm:memlane_disk_tier_errors"] > 0

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import random
+import resource
 import select
 import shutil
 import struct
@@ -52,6 +53,19 @@ def writes_into(path: Path) -> Iterator[None]:
     finally:
         shim.failing_calls_record(-1)
         os.close(file)
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What memlane logs meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("memlane").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("memlane").removeHandler(handler)
 
 
 def recorded(_link: Link, folder: Path) -> dict[int, str]:
@@ -141,12 +155,8 @@ def test_a_disk_that_fills_up_later(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def full_now_and_then(_link: Link, folder: Path) -> list[str]:
     """Role: every other store finds no space; returns what was logged."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("memlane").addHandler(handler)
     rows = np.zeros((8, ROW), np.uint8)
-    with tier_on(folder, rows, capacity=20) as tier:
+    with logged() as said, tier_on(folder, rows, capacity=20) as tier:
         for number in range(5):
             with calls().failing(Fault("store", 2, "pwrite", errno.ENOSPC))("store"):
                 assert not store(tier, rows, number)
@@ -157,7 +167,84 @@ def full_now_and_then(_link: Link, folder: Path) -> list[str]:
 def test_trouble_is_said_once(tmp_path: Path) -> None:
     """Not each time that it begins."""
     said = start(full_now_and_then, tmp_path / "kv", method="spawn", command=preloaded()).result()
-    assert said == ["a disk tier cannot store: its disk is full"]
+    assert said == [f"the tier in {tmp_path}/kv cannot store blocks: No space left on device"]
+
+
+@contextmanager
+def refused_from(nbytes: int) -> Iterator[None]:
+    """Refuses every write behind so many bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def bad_slots(_link: Link, folder: Path, bad: int, at_once: int) -> None:
+    """Role: the last slots of a full tier refuse writes."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=24) as tier, logged() as said:
+        for number in range(24):
+            assert store(tier, rows, number)
+        tier.touch([key(number) for number in range(24 - bad)])  # those in bad slots go first
+        with refused_from((24 - bad) * ROW):
+            good = 0
+            for first in range(100, 180, at_once):
+                keys = [key(number) for number in range(first, first + at_once)]
+                good += int(wait_for(tier, tier.store(keys, range(at_once))).ok.sum())
+            assert good == 80 - bad
+            now = tier.statistics()
+            assert (now.errors, now.retired, now.blocks) == (bad, bad, 24 - bad)
+        assert said == [f"the tier in {folder} cannot store blocks: File too large"]
+
+
+@pytest.mark.parametrize(("bad", "at_once"), [(1, 1), (8, 1), (8, 4), (8, 8)])
+def test_a_slot_that_refuses_writes_is_not_used(tmp_path: Path, bad: int, at_once: int) -> None:
+    """It costs one block, not all that are stored from then on."""
+    start(bad_slots, tmp_path / "kv", bad, at_once, method="spawn").result()
+
+
+def refuses_all(_link: Link, folder: Path) -> None:
+    """Role: the disk refuses every write, and later none."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=200) as tier:
+        for number in range(200):
+            assert store(tier, rows, number)
+        old = [key(number) for number in range(200)]
+        with refused_from(0):
+            for number in range(1000, 1300):
+                done = wait_for(tier, tier.store([key(number)], [0]))
+                assert (done.ok.tolist(), done.error) == ([False], os.strerror(errno.EFBIG))
+            kept = sum(map(bool, tier.has(old)))
+            assert kept >= 200 - 64 - 5  # and the victims of trials, one in some 15 s
+        until(lambda: store(tier, rows, 2000), "a trial succeeds")
+        assert tier.statistics().retired == 0
+        for number in range(2001, 2001 + 200 - kept - 1):  # there is room for as many
+            assert store(tier, rows, number)
+        assert sum(map(bool, tier.has(old))) == kept
+
+
+def test_a_disk_that_refuses_all_writes_keeps_its_blocks(tmp_path: Path) -> None:
+    """Some are evicted in vain, not all; and once it takes writes again, all slots are used."""
+    start(refuses_all, tmp_path / "kv", method="spawn").result()
+
+
+def test_what_a_disk_refuses_is_counted_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for the first, then at most one a minute with how many more."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(tmp_path / "kv", rows, capacity=20) as tier, logged() as said:
+        line = f"the tier in {tmp_path}/kv has found blocks that are not what was stored"
+        for number in range(3):
+            assert store(tier, rows, number)
+            (tmp_path / "kv/0.data").write_bytes(bytes(20 * ROW))
+            assert not wait_for(tier, tier.load([key(number)], [0])).ok[0]
+        assert said == [line]
+        monkeypatch.setattr(disk, "_QUIET", 0.0)
+        assert tier.poll() == []
+        assert [text.partition(" in 0 s")[0] for text in said[1:]] == [f"{line} (2 more blocks"]
 
 
 def failing_reads(_link: Link, folder: Path) -> None:

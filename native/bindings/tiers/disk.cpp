@@ -266,6 +266,7 @@ Counts statistics_of(OpenTier& opened) {
     made["missed"] = counts.missed;
     made["declined"] = counts.declined;
     made["evicted"] = pool.evicted;
+    made["retired"] = pool.retired;
     made["queue"] = now.waiting;
     made["stalled"] = opened.tier.is_stalled();
     add_counts(made, "store_", now.stores, opened.io.work().latencies(tiers::Direction::store));
@@ -386,10 +387,18 @@ void bind_disk(nb::module_& m) {
             [](const DiskObject& self) {
                 OpenTier& opened = self.open();
                 const auto corrupt = opened.io.work().statistics().loads.corrupt;
-                using Alerts = nb::typed<nb::tuple, int, int, int>;
-                return Alerts(nb::make_tuple(opened.tier.counts().stalled, opened.tier.counts().full, corrupt));
+                const auto stalled = opened.tier.counts().stalled;
+                const auto refused = opened.tier.counts().refused;
+                using Refused = nb::typed<nb::tuple, bool, int, int>;
+                using Alerts = nb::typed<nb::tuple, int, int, nb::typed<nb::list, Refused>>;
+                nb::list each;
+                for (const auto& [of, count] : refused) {
+                    const auto& [direction, error] = of;
+                    each.append(nb::make_tuple(direction == tiers::Direction::store, error, count));
+                }
+                return Alerts(nb::make_tuple(stalled, corrupt, each));
             },
-            "Looks that found it stalled, calls without space, blocks that were not what was stored.")
+            "Looks that found it stalled, corrupt blocks, refusals: (is store, errno, blocks).")
         .def(
             "idle_fileno",
             [](const DiskObject& self) {

@@ -45,7 +45,7 @@ _MAX_SLOTS = 1 << 13
 _TIER_NAMES = (
     *("blocks", "used", "reserved", "pinned"),
     *("accesses", "hits", "stored", "evicted", "declined"),
-    *("loaded", "missed", "errors", "corrupt", "expired", "queue", "stalled"),
+    *("loaded", "missed", "errors", "corrupt", "expired", "queue", "stalled", "retired"),
 )
 _OF_POOLS = 9
 
@@ -205,12 +205,11 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
     if TIER_FACTS not in header.sections:
         return {}
     stride, at, _ = header.sections[TIER_FACTS]
-    data = os.pread(file, min(stride, 8 * len(_TIER_NAMES)), at)
-    if len(data) < 8 * len(_TIER_NAMES):
+    names = _TIER_NAMES if header.geometry[1] > 0 else _TIER_NAMES[:_OF_POOLS]
+    data = os.pread(file, min(stride, 8 * len(names)), at)
+    if len(data) < 8 * len(names):
         raise Unreadable("truncated")
-    named = dict(zip(_TIER_NAMES, struct.unpack_from(f"<{len(_TIER_NAMES)}Q", data), strict=True))
-    is_disk = header.geometry[1] > 0
-    return named if is_disk else {name: named[name] for name in _TIER_NAMES[:_OF_POOLS]}
+    return dict(zip(names, struct.unpack_from(f"<{len(names)}Q", data), strict=True))
 
 
 def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:

@@ -123,7 +123,7 @@ class Segment:
         counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`; of a pool:
             `blocks`, `used`, `reserved`, `pinned` now, `accesses`, `hits`, `stored`, `evicted`,
             `declined`; of a disk tier also `loaded`, `missed`, `errors`, `corrupt`, `expired`, and
-            `queue` and `stalled` now.
+            `queue`, `stalled` and `retired` now.
         absent_elsewhere: readers on other hosts that have not attached.
         participants: the writer first, then all readers; the holders of a region.
         problem: why the segment cannot be read, or None.

@@ -128,6 +128,7 @@ _COUNTED = {
         "expired": ("counter", "Blocks that were not done at their deadline."),
         "queue": ("gauge", "Blocks that wait for the disk."),
         "stalled": ("gauge", "1 while the disk does not answer."),
+        "retired": ("gauge", "Slots that are not used because the disk refused them."),
     },
 }
 _COUNTERS = {

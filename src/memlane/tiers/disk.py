@@ -4,13 +4,14 @@ native code (native/tiers)."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ _MOST_SLOTS = (1 << 31) - 1
 _MOST_ROW_BYTES = 1 << 30  # one call of the system moves just less than 2 GiB
 _PAGE = 4096
 _THREADS = 8
-_QUIET = 60.0  # seconds
+_QUIET = 60.0  # seconds between two lines of one trouble
 _MAY_RING = True  # whether io_uring is tried; tests do without
 
 # Texts of the kinds of faults that native/tiers/block_jobs.hpp numbers; a miss has none.
@@ -52,11 +53,13 @@ _WHY = (
     *(None, None, CHANGED, None),
     *("the deadline has passed", "the disk does not answer"),
 )
-_TROUBLE = (
-    "a disk tier does not answer: nothing is stored or loaded until it does",
-    "a disk tier cannot store: its disk is full",
-    "a disk tier has found blocks that are not what was stored; they are misses",
-)
+
+
+class _Logged(NamedTuple):
+    """When a trouble was last logged, and how often it had been seen by then."""
+
+    at: float
+    times: int
 
 
 Engine = Literal["io_uring", "threads"]
@@ -84,7 +87,8 @@ class DiskStatistics:
         stored: blocks that were stored.
         loaded: blocks that were loaded.
         missed: loads of keys that were not there.
-        declined: blocks that the policy did not admit, or for which every slot was pinned.
+        declined: blocks that the policy did not admit, or for which every slot was pinned, or that
+            were not tried because the disk refuses writes.
         evicted: blocks that made room for others.
         errors: reads and writes that the system refused.
         corrupt: loads whose bytes were not those that were stored.
@@ -94,6 +98,9 @@ class DiskStatistics:
         load_latency: from `load` to the end of each block.
         stalled: whether the disk has not answered since a deadline.
         engine: as `DiskTier.engine`.
+        retired: slots that are not used because the disk refused to write or read them. One is
+            tried again after a second, then after two, four, up to a minute; if it takes a block,
+            all are used again.
     """
 
     capacity: int
@@ -114,6 +121,7 @@ class DiskStatistics:
     load_latency: Latency
     stalled: bool
     engine: Engine
+    retired: int
 
 
 class DiskTier(Tier):
@@ -205,8 +213,8 @@ class DiskTier(Tier):
         self._facts = self._native.facts()
         show(self._native)
         self._reports = Reports(self._native)
-        # How often each trouble was seen, and until when it is not logged again.
-        self._trouble = [(0, 0.0)] * len(_TROUBLE)
+        self._folder = folder
+        self._logged: dict[str, _Logged] = {}  # by the line
         self._warn_of(folder, self._facts)
 
     def _warn_of(self, folder: str, facts: dict[str, Any]) -> None:
@@ -305,16 +313,32 @@ class DiskTier(Tier):
 
     # Facts -----------------------------------------------------------------------------------
 
+    def _troubles(self) -> Iterator[tuple[str, int, str]]:
+        """Yields what may be wrong with the disk: a line for the log, how often it was seen, and
+        what is counted there."""
+        stalled, corrupt, refused = self._native.alerts()
+        where = self._folder
+        line = f"the tier in {where} does not answer: nothing is stored or loaded until it does"
+        yield line, stalled, "times"
+        line = f"the tier in {where} has found blocks that are not what was stored"
+        yield line, corrupt, "blocks"
+        for is_store, error, count in refused:
+            verb, why = "store" if is_store else "load", os.strerror(error)
+            yield f"the tier in {where} cannot {verb} blocks: {why}", count, "blocks"
+
     def _warn_of_trouble(self) -> None:
-        """Logs each trouble when it begins, and when it begins again after a minute without."""
+        """Logs each trouble when it is first seen, and at most once a minute how often since."""
         now = time.monotonic()
-        for at, (line, count) in enumerate(zip(_TROUBLE, self._native.alerts(), strict=True)):
-            known, until = self._trouble[at]
-            if count == known:
+        for line, count, unit in self._troubles():
+            logged = self._logged.get(line, _Logged(-math.inf, 0))
+            if count == logged.times or now < logged.at + _QUIET:
                 continue
-            self._trouble[at] = (count, now + _QUIET)  # first, because a handler may raise
-            if now >= until:
-                warn(line)
+            self._logged[line] = _Logged(now, count)  # first, because a handler may raise
+            if logged.times:
+                more, seconds = count - logged.times, now - logged.at
+                warn("%s (%d more %s in %.0f s)", line, more, unit, seconds)
+            else:
+                warn("%s", line)
 
     @property
     def used(self) -> int:
@@ -360,6 +384,7 @@ class DiskTier(Tier):
             load_latency=Latency(now["load_p50"], now["load_p99"]),
             stalled=now["stalled"],
             engine=self.engine,
+            retired=now["retired"],
         )
 
     # Life ------------------------------------------------------------------------------------

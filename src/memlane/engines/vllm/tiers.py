@@ -42,6 +42,7 @@ _GAUGES = {
     "capacity": "Bytes of blocks that fit.",
     "queue": "Blocks that wait for the disk.",
     "stalled": "1 while the disk does not answer.",
+    "retired": "Slots that are not used because the disk refused them.",
     **{
         f"{what}_seconds_{quantile}": f"Seconds until a block is done, {what}, {quantile}."
         for what in _LATENCIES
