@@ -6,12 +6,13 @@ import gc
 import logging
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from memlane import (
+    Closed,
     InvalidArgument,
     InvalidType,
     LayoutMismatch,
@@ -28,7 +30,7 @@ from memlane import (
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import capacity_in_bytes
-from tests.support import PATIENCE, assert_in_time
+from tests.support import PATIENCE, Link, assert_in_time, start
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 from tests.support.seccomp import has_io_uring
 
@@ -343,6 +345,51 @@ def test_garbage_is_collected_while_it_closes(tmp_path: Path) -> None:
     tier = tier_on(tmp_path, rows, capacity=10)
     del rows
     tier.close()
+
+
+class Engine:
+    """Closes its tier when it is collected, as part of a circle."""
+
+    def __init__(self, tier: DiskTier) -> None:
+        self.tier, self.own = tier, self
+
+    def __del__(self) -> None:
+        self.tier.close()
+
+
+def closed_by_garbage(_link: Link, folder: Path, name: str, drawn: int) -> None:
+    """Role: one of the first objects that a call makes collects garbage, which closes the tier."""
+    gc.disable()
+    tier = tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=1000)
+    native, digests = tier._native, tier._namespace.digests([key(at) for at in range(100)])
+    calls: dict[str, Callable[[], Any]] = {
+        "has": lambda: native.has(digests),
+        "hold": lambda: native.hold(digests),
+        "alerts": native.alerts,
+        "facts": native.facts,
+        "statistics": native.statistics,
+        "poll": lambda: native.poll(tier._reports, tier._reports),
+    }
+    call = calls[name]
+    gc.collect()
+    kept = [([], {}) for _ in range(200)]  # so that a list or dict is allocated, not had again
+    Engine(tier)
+    gc.set_threshold(drawn)
+    with suppress(Closed):  # it was collected before
+        gc.enable()
+        call()
+    gc.disable()
+    del kept
+
+
+@pytest.mark.parametrize("name", ["has", "hold", "alerts", "facts", "statistics", "poll"])
+def test_garbage_that_is_collected_in_a_call_closes_the_tier(tmp_path: Path, name: str) -> None:
+    """The call answers from what it has read before; what is freed is overwritten here."""
+    overwriting = ("env", "MALLOC_PERTURB_=90", sys.executable)
+    for drawn in range(1, 4):
+        start(
+            closed_by_garbage, tmp_path, name, drawn, method="spawn", command=overwriting
+        ).result()
 
 
 def test_two_threads_close_it(tmp_path: Path, rows: Any) -> None:

@@ -68,6 +68,13 @@ nb::bytes flags(const std::vector<bool>& ok) {
     return nb::bytes(made.data(), made.size());
 }
 
+nb::typed<nb::list, bool> list_of(const std::vector<bool>& flags) {
+    nb::typed<nb::list, bool> made;
+    for (const bool is_set : flags) made.append(is_set);
+    return made;
+}
+
+// Making a Python object may collect garbage, and garbage may close the tier: each call first takes from it what it needs.
 class DiskObject {
 public:
     DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t count,
@@ -112,6 +119,13 @@ public:
         if (!is_here()) raise_error(Error::WrongProcess, nb::str("this tier belongs to the process that opened it"));
         if (open_ == nullptr) raise_error(Error::Closed, nb::str("this tier was closed"));
         return *open_;
+    }
+
+    std::vector<bool> has(tiers::DiskTier::Keys keys) const {
+        const tiers::DiskTier& tier = open().tier;
+        std::vector<bool> there(keys.size());
+        for (std::size_t at = 0; at < keys.size(); ++at) there[at] = tier.has(keys[at]);
+        return there;
     }
 
     // A call that may enter the policy. `wakes`: the descriptor is readable afterwards if there is something to report. No
@@ -226,15 +240,19 @@ private:
     std::uint64_t generation_ = os::fork_generation().load();
 };
 
-nb::typed<nb::dict, nb::str, nb::any> facts_of(tiers::DiskIo& io) {
-    const tiers::SlotFile& file = io.file();
-    const tiers::OpenedPair& facts = file.facts();
-    nb::typed<nb::dict, nb::str, nb::any> made;
-    made["engine"] = io.engine();
-    made["slots"] = file.slots();
-    made["slot_bytes"] = file.slot_bytes();
+using Facts = nb::typed<nb::dict, nb::str, nb::any>;
+
+Facts facts_of(tiers::DiskIo& io) {
+    const tiers::OpenedPair facts = io.file().facts();
+    const std::uint64_t slots = io.file().slots(), slot_bytes = io.file().slot_bytes();
+    const bool is_direct = io.file().is_direct();
+    const char* const engine = io.engine();  // static text
+    Facts made;
+    made["engine"] = engine;
+    made["slots"] = slots;
+    made["slot_bytes"] = slot_bytes;
     made["wanted_slots"] = facts.wanted_slots;
-    made["is_direct"] = file.is_direct();
+    made["is_direct"] = is_direct;
     made["is_memory"] = facts.is_memory;
     made["refused"] = facts.refused;
     made["was_damaged"] = facts.was_damaged;
@@ -242,9 +260,7 @@ nb::typed<nb::dict, nb::str, nb::any> facts_of(tiers::DiskIo& io) {
     return made;
 }
 
-using Counts = nb::typed<nb::dict, nb::str, nb::any>;
-
-void add_counts(Counts& made, const char* prefix, const tiers::BlockJobs::Counts& counts, const tiers::Latencies& spans) {
+void add_counts(Facts& made, const char* prefix, const tiers::BlockJobs::Counts& counts, const tiers::Latencies& spans) {
     const auto name = [&](const char* what) { return nb::str((std::string(prefix) + what).c_str()); };
     made[name("errors")] = counts.faults;
     made[name("corrupt")] = counts.corrupt;
@@ -253,12 +269,16 @@ void add_counts(Counts& made, const char* prefix, const tiers::BlockJobs::Counts
     made[name("p99")] = static_cast<double>(spans.quantile(0.99)) / 1e9;
 }
 
-Counts statistics_of(OpenTier& opened) {
+Facts statistics_of(OpenTier& opened) {
     const tiers::PoolStatistics pool = opened.pool.pool().statistics();
-    const tiers::DiskCounts& counts = opened.tier.counts();
+    const std::uint32_t slots = opened.pool.pool().blocks();
+    const tiers::DiskCounts counts = opened.tier.counts();
+    const bool is_stalled = opened.tier.is_stalled();
     const auto now = opened.io.work().statistics();
-    Counts made;
-    made["slots"] = opened.pool.pool().blocks();
+    const tiers::Latencies stores = opened.io.work().latencies(tiers::Direction::store);
+    const tiers::Latencies loads = opened.io.work().latencies(tiers::Direction::load);
+    Facts made;
+    made["slots"] = slots;
     made["blocks"] = pool.used;
     made["recovered"] = counts.recovered;
     made["stored"] = counts.stored;
@@ -268,9 +288,9 @@ Counts statistics_of(OpenTier& opened) {
     made["evicted"] = pool.evicted;
     made["retired"] = pool.retired;
     made["queue"] = now.waiting;
-    made["stalled"] = opened.tier.is_stalled();
-    add_counts(made, "store_", now.stores, opened.io.work().latencies(tiers::Direction::store));
-    add_counts(made, "load_", now.loads, opened.io.work().latencies(tiers::Direction::load));
+    made["stalled"] = is_stalled;
+    add_counts(made, "store_", now.stores, stores);
+    add_counts(made, "load_", now.loads, loads);
     return made;
 }
 
@@ -317,10 +337,7 @@ void bind_disk(nb::module_& m) {
             [](const DiskObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
                 self.look_again();
-                const DiskTier& tier = self.open().tier;
-                nb::typed<nb::list, bool> made;
-                for (const auto& key : asked.asked()) made.append(tier.has(key));
-                return made;
+                return list_of(self.has(asked.asked()));
             },
             "keys"_a)
         .def(
@@ -332,10 +349,8 @@ void bind_disk(nb::module_& m) {
                 std::vector<bool> is_there(blocks.size());
                 for (std::size_t at = 0; at < blocks.size(); ++at) is_there[at] = blocks[at] != tiers::kNoBlock;
                 PinnedSlots pinned(self.shared(), std::move(blocks));
-                nb::typed<nb::list, bool> there;
-                for (const bool is_one : is_there) there.append(is_one);
                 using Found = nb::typed<nb::tuple, PinnedSlots, nb::typed<nb::list, bool>>;
-                return Found(nb::make_tuple(std::move(pinned), there));
+                return Found(nb::make_tuple(std::move(pinned), list_of(is_there)));
             },
             "keys"_a, "(what pins them, whether each is there)")
         .def(
