@@ -4,7 +4,8 @@
 
 A group is one process with a /dev/shm of its own (`own_shm.sh`): pytest with some files, or ctest
 with the C++ tests (PATH `native`). What took long in the last run begins first. The output of a
-group is printed when the group has ended. The last lines name what failed, what was missing and
+group is printed when the group has ended; a group that prints nothing for `SILENT` seconds is
+aborted, which makes pytest print all stacks. The last lines name what failed, what was missing and
 the command that brings it, and the sum. With MARKS all files are one group, as most have no such
 test.
 """
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,8 @@ NATIVE = "native"
 OTHERS = ("fresh", "gpu")  # folders with targets of their own
 BATCH = 20.0
 """Seconds that the files of a group take together; one that takes longer is alone."""
+SILENT = 900.0
+"""Seconds without output after which a group hangs; a test's own deadline is 600."""
 USUAL = 2.0
 """Seconds of a file that has not run here, unless it is one of these."""
 LONG = {
@@ -78,26 +82,41 @@ class Group:
         return self.files[0] + (f" and {len(self.files) - 1} more" if self.files[1:] else "")
 
     def run(self) -> tuple[int, str]:
-        """Returns the exit status and what was printed."""
+        """Returns the exit status and what was printed.
+
+        What it prints goes to a file: a process that a test left behind may still hold it open.
+        """
         self.report.unlink(missing_ok=True)
         begin = time.monotonic()
-        with subprocess.Popen(
-            [str(ROOT / "tests/own_shm.sh"), *self.command],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
+        with (
+            self.report.with_suffix(".log").open("w+", errors="replace") as log,
+            subprocess.Popen(
+                [str(ROOT / "tests/own_shm.sh"), *self.command],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            ) as process,
+        ):
             _running.add(process)
-            output, _ = process.communicate()
+            self._wait(process, log)
             _running.discard(process)
-        self.took = time.monotonic() - begin
-        return process.returncode, output
+            self.took = time.monotonic() - begin
+            log.seek(0)
+            return process.returncode, log.read()
+
+    def _wait(self, process: subprocess.Popen[bytes], log: TextIO) -> None:
+        size = -1
+        while process.returncode is None:
+            try:
+                process.wait(SILENT)
+            except subprocess.TimeoutExpired:
+                before, size = size, os.fstat(log.fileno()).st_size
+                if size == before:
+                    process.send_signal(signal.SIGABRT)
 
 
-_running: set[subprocess.Popen[str]] = set()
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True)
