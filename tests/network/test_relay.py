@@ -39,6 +39,7 @@ from tests.support.groups import groups_of, queues_over
 from tests.support.proxies import Cable
 from tests.support.queues import SHM, refuses, segments
 from tests.support.remote_queues import (
+    LIVENESS,
     bytes_sent,
     connections_of,
     relayed_queue,
@@ -323,7 +324,7 @@ def test_relay_that_fails_with_half_a_window(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_relay_that_fails_while_its_reader_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer knows at once, so the death of a neighbour is one, though nobody reports it."""
-    with relayed_queue(2, remote_window=2) as (writer, readers):
+    with relayed_queue(2, remote_window=2, remote_liveness=LIVENESS) as (writer, readers):
         broken(monkeypatch)
         writer.enqueue(0)
         until(lambda: readers[0]._reader._relay.has_failed)  # type: ignore[union-attr]
@@ -395,7 +396,7 @@ def test_relay_that_fails_while_its_reader_closes(monkeypatch: pytest.MonkeyPatc
 
 def test_writer_closes_before_everybody_came() -> None:
     """Attached readers get everything, even more than the ring keeps for absent ones."""
-    with remote_writer(3, relay=True) as writer, ExitStack() as stack:
+    with remote_writer(3, relay=True, remote_liveness=LIVENESS) as writer, ExitStack() as stack:
         readers = [
             MessageQueue.create_from_handle(writer.export_handle(rank), rank) for rank in (0, 1)
         ]
@@ -592,7 +593,7 @@ def test_a_ring_of_somebody_else() -> None:
 
 def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader gets its own stream, from the first message on."""
-    with remote_writer(2, relay=True) as writer, ExitStack() as stack:
+    with remote_writer(2, relay=True, remote_liveness=LIVENESS) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         writer.enqueue("first")
         attach_at = NetworkReader.attach_at
