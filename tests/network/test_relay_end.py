@@ -19,7 +19,7 @@ from memlane.broadcast.network import relay, shared_reader
 from memlane.broadcast.network.reader import NetworkReader
 from tests.support import PATIENCE, Aside, until
 from tests.support.queues import refuses
-from tests.support.remote_queues import relayed_queue, remote_writer
+from tests.support.remote_queues import LIVENESS, relayed_queue, remote_writer
 
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_what_is_read_after_the_end_of_a_relay_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reader that takes what is left in the ring, and no more, keeps the writer from nothing."""
-    with relayed_queue(2, remote_window=3) as (writer, readers):
+    with relayed_queue(2, remote_window=3, remote_liveness=LIVENESS) as (writer, readers):
         for number in range(3):
             writer.enqueue(number)
         until(lambda: readers[1].statistics().readers[0].behind == 3)
@@ -152,7 +152,7 @@ def test_writer_that_closes_while_a_neighbour_attaches(monkeypatch: pytest.Monke
 
 def test_writer_that_closes_before_all_is_read() -> None:
     """Who waits for others is not told that he has read everything."""
-    with remote_writer(2) as writer:
+    with remote_writer(2, remote_liveness=LIVENESS) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         writer.enqueue("unread")
         closing = Aside(writer.close)

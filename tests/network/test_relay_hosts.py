@@ -10,6 +10,7 @@ from tests.support import PATIENCE, assert_in_time, unshare_refusal, until
 from tests.support.hosts import Host, attach_all, hosts
 from tests.support.queues import BOUND
 from tests.support.remote_queues import (
+    BRIEF,
     LIVENESS,
     bytes_sent,
     connections_of,
@@ -69,7 +70,7 @@ def test_bytes_on_the_wire() -> None:
 
 def test_a_killed_reader_and_then_the_relay() -> None:
     """The writer names who died; everybody else goes on."""
-    with remote_writer(5, relay=True) as writer, hosts(2) as (one, two):
+    with remote_writer(5, relay=True, **BRIEF) as writer, hosts(2) as (one, two):
         attach_all(writer, {one: [0, 1, 2], two: [3, 4]})
         writer.wait_until_ready(PATIENCE)
         one.signal(2)
@@ -148,7 +149,7 @@ def test_release_of_who_never_came() -> None:
 
 def test_who_comes_after_a_relay() -> None:
     """The next one from that host relays anew, from the first message on."""
-    with remote_writer(4, relay=True) as writer, hosts() as (host,):
+    with remote_writer(4, relay=True, **BRIEF) as writer, hosts() as (host,):
         attach_all(writer, {host: [0, 1]})
         send(writer, "first", {host: [0, 1]})
         host.signal(0)
@@ -163,7 +164,7 @@ def test_who_comes_after_a_relay() -> None:
 
 def test_who_comes_when_a_relay_has_just_died() -> None:
     """Before the writer knows: the newcomer sees it, and gets a stream of its own."""
-    with remote_writer(3, relay=True, remote_liveness=3.0) as writer, hosts() as (host,):
+    with remote_writer(3, relay=True, **BRIEF) as writer, hosts() as (host,):
         attach_all(writer, {host: [0, 1]})
         send(writer, "first", {host: [0, 1]})
         host.signal(0)
@@ -176,7 +177,7 @@ def test_who_comes_when_a_relay_has_just_died() -> None:
 def test_the_host_after_its_readers_were_killed() -> None:
     """What is left of their ring keeps nobody from starting, and goes then."""
     with hosts() as (host,):
-        with remote_writer(3, relay=True) as writer:
+        with remote_writer(3, relay=True, **BRIEF) as writer:
             attach_all(writer, {host: [0, 1]})
             left = host.segments
             assert len(left) == 1

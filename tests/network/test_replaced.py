@@ -11,6 +11,7 @@ from memlane.broadcast.network.keys import Keys
 from tests.support import PATIENCE, Remote, until
 from tests.support.queues import drain, refuses, start_reader
 from tests.support.remote_queues import (
+    BRIEF,
     relayed_queue,
     remote_queue,
     remote_writer,
@@ -37,7 +38,10 @@ def dies(writer: MessageQueue, reader: Remote, rank: int = 0) -> None:
 @OPTIONS
 def test_a_killed_reader(options: dict[str, Any]) -> None:
     """The next message is its successor's first; the others, here and elsewhere, notice nothing."""
-    with remote_writer(2, 1, remote_window=4096, **options) as writer, ExitStack() as stack:
+    with (
+        remote_writer(2, 1, remote_window=4096, **BRIEF, **options) as writer,
+        ExitStack() as stack,
+    ):
         others = []
         for rank in (0, 2):
             others.append(MessageQueue.create_from_handle(writer.export_handle(rank), rank))
@@ -91,7 +95,7 @@ def test_a_reader_that_has_closed() -> None:
 @OPTIONS
 def test_who_has_the_old_handle(options: dict[str, Any]) -> None:
     """Is refused, before and after the place is taken."""
-    with remote_writer(**options) as writer:
+    with remote_writer(**BRIEF, **options) as writer:
         old = writer.export_handle(0)
         dies(writer, start_reader(old))
         with refuses(RankTaken):
@@ -191,7 +195,7 @@ def test_late_readers(relay: bool) -> None:
 
 def test_an_awaited_send_goes_on() -> None:
     """`readmit` and the next reader make room."""
-    with remote_writer(remote_window=2) as writer:
+    with remote_writer(remote_window=2, **BRIEF) as writer:
         dies(writer, start_remote_reader(writer))
         handle = writer.readmit(0)
         for number in range(2):
@@ -206,7 +210,7 @@ def test_an_awaited_send_goes_on() -> None:
 
 def test_an_interrupted_readmit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is repeated, as often as it takes."""
-    with remote_writer() as writer:
+    with remote_writer(**BRIEF) as writer:
         dies(writer, start_remote_reader(writer))
         make = Keys._make
 

@@ -4,14 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import lab
 from memlane import Handle, MessageQueue
 from memlane.broadcast.network import shared_reader
-from tests.support import PATIENCE, Link, Remote, dismiss, private_shm, start
+from tests.support import PATIENCE, Link, PeerGone, Remote, dismiss, private_shm, start
 from tests.support.queues import segments, start_reader
 
 
@@ -34,6 +34,9 @@ def _serve_host(link: Link, claim: str | None) -> None:
         except BaseException as error:
             answer = error.with_traceback(None)
         link.tell(answer)
+    for reader in readers.values():
+        with suppress(PeerGone, BrokenPipeError):  # a test has killed it
+            reader.call("close")
     dismiss()
 
 

@@ -18,6 +18,8 @@ LIVENESS = 1.0
 """Seconds after which an unreachable peer counts as dead in tests of that."""
 PATIENT = 10.0
 """The same in all others: on a busy machine a peer may be silent for seconds."""
+BRIEF = {"remote_liveness": 3.0}
+"""The same where one of several peers dies and the others must not."""
 
 
 class Writer(MessageQueue):
