@@ -1,5 +1,6 @@
 """torch CPU tensors: every dtype and shape comes back unchanged."""
 
+import copyreg
 import weakref
 
 import pytest
@@ -23,6 +24,27 @@ DTYPES = [
     *[torch.float8_e8m0fnu, torch.complex32, torch.complex64, torch.complex128],
 ]
 SHAPES = [(), (0,), (3, 0), (7,), (50, 60), (100, 30, 10)]
+
+
+class Image(torch.Tensor):
+    pass
+
+
+class Own(torch.Tensor):
+    def __reduce_ex__(self, _protocol: object) -> tuple[object, ...]:
+        return str, ("reduced",)
+
+
+class Registered(torch.Tensor):
+    pass
+
+
+copyreg.pickle(Registered, lambda _: (str, ("registered",)))
+
+
+class Stated(torch.Tensor):
+    def __setstate__(self, state: object) -> None:
+        self.state = state
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -97,6 +119,69 @@ def test_unusual_tensors() -> None:
         assert (meta.device.type, meta.shape) == ("meta", base.shape)
         assert type(image) is Image
         assert torch.equal(image.as_subclass(torch.Tensor), base)
+
+
+def pieces() -> "dict[str, torch.Tensor]":
+    """Ten elements each of storages of 4 MB."""
+    real, complexes = torch.zeros(1_000_000), torch.arange(500_000.0) * (1 + 2j)
+    tagged, both = real[:10], complexes[:10].conj()
+    tagged.tag, both.tag = {"origin": "camera 1"}, "both"
+    image = real[10:20].as_subclass(Image)
+    image.tag = 7
+    labelled = torch.nn.Parameter(real[20:30])
+    labelled.tag = "weight"
+    return {
+        "plain": real[:10],
+        "attribute": tagged,
+        "conjugate": complexes[:10].conj(),
+        "negative": complexes[:10].conj().imag,
+        "wanting": complexes[:10].conj().requires_grad_(),
+        "conjugate with an attribute": both,
+        "subclass": image,
+        "parameter": torch.nn.Parameter(real[:10]),
+        "parameter of a subclass": torch.nn.Parameter(real[:10].as_subclass(Image)),
+        "parameter with an attribute": labelled,
+        "buffer": torch.nn.Buffer(real[:10]),
+        "rows": torch.zeros(1000, 1000).as_subclass(Image)[:, :10][:1],
+    }
+
+
+@pytest.mark.parametrize("name", pieces())
+def test_a_piece_is_sent_without_the_rest_of_its_storage(name: str) -> None:
+    """Also with an attribute, a lazy operation or a type of its own, all of which it keeps."""
+    piece = pieces()[name]
+    with queue_of(max_chunk_bytes=1 << 16, max_extent_bytes=0) as (writer, (reader,)):
+        writer.enqueue(piece)
+        got = reader.dequeue()
+        assert reader.statistics().bytes < 10_000
+        assert got.untyped_storage().nbytes() < 10_000
+        assert (type(got), got.__dict__) == (type(piece), piece.__dict__)
+        assert (got.is_conj(), got.is_neg()) == (piece.is_conj(), piece.is_neg())
+        assert (got.dtype, got.requires_grad) == (piece.dtype, piece.requires_grad)
+        assert torch.equal(got, piece)
+
+
+def test_types_of_tensors_that_pickle_themselves() -> None:
+    """A subclass's own reduction and state, and one that is registered with copyreg, count."""
+    base = torch.zeros(1_000_000)
+    with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        writer.enqueue([base[:4].as_subclass(Own), base[:4].as_subclass(Registered)])
+        assert reader.dequeue() == ["reduced", "registered"]
+        stated = base[:4].as_subclass(Stated)
+        stated.tag = 1
+        writer.enqueue(stated)
+        assert reader.dequeue().state == {"tag": 1}
+
+
+def test_an_attribute_may_refer_to_its_tensor() -> None:
+    """As attributes of other objects may."""
+    tensor = torch.ones(3)
+    tensor.me = tensor
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(tensor)
+        got = reader.dequeue()
+        assert got.me is got
+    del tensor.me, got.me
 
 
 @pytest.mark.parametrize("name", ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
@@ -176,10 +261,6 @@ def test_dense_tensors_keep_their_strides() -> None:
                 assert got.stride() == strides
                 assert not got._is_view()
             store.clear()
-
-
-class Image(torch.Tensor):
-    pass
 
 
 def test_tensors_are_the_readers_own() -> None:

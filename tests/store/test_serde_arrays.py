@@ -77,11 +77,16 @@ def test_layouts() -> None:
         np.zeros(3, [("a", "i4")]).view(np.dtype((np.record, [("a", "i4")]))),
         np.zeros(3, np.dtype([])),
         np.zeros(1, [("a", "O")])[0],
+        np.zeros(3, np.dtype("f4", metadata={"unit": "m"})),
+        np.zeros(3, [("a", np.dtype("i4", metadata={"unit": "m"}))]),
+        np.zeros(3, np.dtype([("a", "i4")], metadata={"unit": "m"})),
+        np.zeros(3, [("a", (np.dtype("i4", metadata={"unit": "m"}), (2,)))]),
+        np.zeros(1, np.dtype([("a", "i4")], metadata={"unit": "m"}))[0],
     ],
     ids=lambda array: str(array.dtype),
 )
 def test_arrays_that_cannot_travel(array: Any) -> None:
-    """Arrays of objects, subclasses, and elements without memory are refused."""
+    """Arrays of objects, subclasses, elements without memory, and dtypes with metadata."""
     with pytest.raises(InvalidType, match="Unsupported object type"):
         MSGPACK.serialize({"array": array})
 

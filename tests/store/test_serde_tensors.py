@@ -63,7 +63,7 @@ def test_tensor_layouts() -> None:
             assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
             assert torch.equal(got.to(torch.complex64), tensor.to(torch.complex64))
     wanting = torch.ones(3, requires_grad=True)
-    for tensor in (wanting, torch.nn.Parameter(torch.ones(3)), wanting[::2]):
+    for tensor in (wanting, wanting[::2]):
         for got in both_ways(tensor):
             assert type(got) is torch.Tensor
             assert not got.requires_grad
@@ -84,8 +84,10 @@ class Subclass(torch.Tensor):  # type: ignore[misc]
 
 
 def test_tensors_that_cannot_travel() -> None:
-    """Sparse, quantized, nested, meta tensors and subclasses are refused."""
+    """What is more than its memory, or another type than a tensor, is refused."""
     plain = torch.ones(3, 3)
+    tagged = torch.ones(3)
+    tagged.tag = 1
     with warnings.catch_warnings(action="ignore"):
         tensors = [
             plain.to_sparse(),
@@ -96,6 +98,9 @@ def test_tensors_that_cannot_travel() -> None:
             plain.to(torch.uint8).view(torch.quint8),
             plain.to(torch.int32).view(torch.qint32),
             plain.dtype,
+            torch.nn.Parameter(plain),
+            torch.nn.Buffer(plain),
+            tagged,
         ]
     for tensor in tensors:
         with pytest.raises(InvalidType, match="Unsupported object type"):
@@ -107,6 +112,21 @@ class Holder:
 
     def __init__(self) -> None:
         self.tensor = torch.ones(100_000, dtype=torch.bfloat16)
+
+
+def test_the_error_of_a_parameter_or_an_attribute_says_what_to_store() -> None:
+    """And pickles keep both."""
+    parameter, tagged = torch.nn.Parameter(torch.ones(3)), torch.ones(3)
+    tagged.tag = "camera 1"
+    with pytest.raises(InvalidType, match=r"store its \.detach\(\)"):
+        MSGPACK.serialize(parameter)
+    with pytest.raises(InvalidType, match=r"attributes \(tag\).*store its \.detach\(\)"):
+        MSGPACK.serialize([tagged])
+    for got, also in both_ways([parameter, tagged], PICKLE):
+        assert type(got) is torch.nn.Parameter
+        assert got.requires_grad
+        assert also.tag == "camera 1"
+    assert torch.equal(both_ways(tagged.detach())[0], torch.ones(3))
 
 
 def test_tensors_in_pickles() -> None:

@@ -55,20 +55,27 @@ class Pickler(pickle.Pickler):
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.reducers: dict[type, Reducer] = {}
+        self._tensor: type | None = None
+        self._reduce_subclass: Reducer | None = None
 
     # Not a dispatch_table, which would have to ask copyreg's for each object of another type.
     def reducer_override(self, obj: Any) -> Any:
-        reducer = self.reducers.get(type(obj))
+        kind = type(obj)
+        reducer = self.reducers.get(kind)
+        if reducer is None and self._tensor in kind.__mro__:  # half the time of issubclass
+            reducer = self._reduce_subclass
         return NotImplemented if reducer is None else reducer(obj)
 
     def use_torch(self) -> bool:
-        """Sends plain CPU tensors with a single copy. False if torch has not been imported."""
-        if not hasattr(sys.modules.get("torch"), "Tensor"):
+        """Sends CPU tensors with a single copy. False if torch has not been imported."""
+        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        if tensor is None:
             return False
         with fork_waits:
-            from memlane._base.tensors import REDUCERS
+            from memlane._base.tensors import REDUCERS, reduce_subclass
 
         self.reducers.update(REDUCERS)
+        self._tensor, self._reduce_subclass = tensor, reduce_subclass
         return True
 
 

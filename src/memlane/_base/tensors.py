@@ -3,6 +3,7 @@ after torch itself."""
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any
@@ -104,14 +105,73 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if not is_in_memory(tensor):
-        if tensor.is_cpu and tensor.layout in _SPARSE_PARTS and not tensor.__dict__:
-            return _reduce_sparse(tensor)
+    if is_in_memory(tensor):
+        reduced = _reduce_lazy(tensor) if _is_lazy(tensor) else _reduce_memory(tensor)
+    elif tensor.is_cpu and tensor.layout in _SPARSE_PARTS:
+        reduced = _reduce_sparse(tensor)
+    else:
         return tuple(tensor.__reduce_ex__(5))
-    # With attributes that the caller has set, or lazy operations, it is more than its memory.
-    if tensor.__dict__ or tensor.is_conj() or tensor.is_neg():
-        address_of("the tensor", tensor)
-        return tuple(tensor.__reduce_ex__(5))
+    # As state, which is pickled after the tensor, because attributes may refer to it.
+    return (*reduced, tensor.__dict__, None, None, _update) if tensor.__dict__ else reduced
+
+
+def _update(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)
+
+
+def reduce_subclass(tensor: torch.Tensor) -> Any:
+    """Reduces a tensor of a subclass as torch does, but with its own elements instead of its whole
+    storage. `NotImplemented` and other reductions are the class's own.
+    """
+    if type(tensor) in copyreg.dispatch_table:
+        return NotImplemented
+    reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
+    if reduced[0] is _FROM_TYPE and reduced[1][0] in _FROM_STORAGE:
+        rebuild, kind, arguments, state = reduced[1]
+        plain = rebuild(*arguments)
+        if type(plain) is torch.Tensor:
+            return _FROM_TYPE, (_itself, kind, (plain,), state)
+    return reduced
+
+
+# What torch's own reductions of subclasses call, under its private names. A torch that lacks them
+# sends the whole storage.
+_FROM_TYPE = getattr(torch._tensor, "_rebuild_from_type_v2", None)
+_FROM_STORAGE = tuple(
+    getattr(torch._utils, name)
+    for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3")
+    if hasattr(torch._utils, name)
+)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_conj() or tensor.is_neg())
+
+
+def _reduce_lazy(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Sends what is in memory, and which operations are still to be done on it."""
+    is_conj, is_neg = tensor.is_conj(), tensor.is_neg()
+    stored = _with_lazy(tensor.detach(), is_conj, is_neg)  # doing them again undoes them
+    return _rebuild_lazy, (stored, is_conj, is_neg, tensor.requires_grad)
+
+
+def _with_lazy(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    tensor = tensor.conj() if is_conj else tensor
+    return torch._neg_view(tensor) if is_neg else tensor
+
+
+def _rebuild_lazy(
+    stored: torch.Tensor, is_conj: bool, is_neg: bool, requires_grad: bool
+) -> torch.Tensor:
+    tensor = _with_lazy(stored, is_conj, is_neg)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _reduce_memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     shape = tuple(tensor.shape)
     if tensor.numel() == 0:
         return _rebuild_empty, (tensor.dtype, shape, tensor.requires_grad)

@@ -26,10 +26,12 @@ _NUMBERS: dict[int, tuple[np.dtype[Any], str]] = {}
 
 
 def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:
-    """The node for `dtype`; None if it is not one of numpy's own, or contains objects."""
+    """The node for `dtype`; None if it is not one of numpy's own, or has objects or metadata."""
     known = _NUMBERS.get(id(dtype))
     if known is not None:
         return known[1]
+    if dtype.metadata is not None:
+        return None
     if dtype.names is not None:
         return _describe_fields(dtype)
     if dtype.subdtype is not None:

@@ -82,7 +82,7 @@ class Encoding:
 
             ENCODERS.update(_tensors.ENCODERS)
             if kind in _tensors.ENCODERS:
-                return _tensors.encode(self, value)
+                return ENCODERS[kind](self, value)
         return self.unsupported(
             value,
             "register a dataclass or msgspec Struct with MsgpackSerde.register_type, in the writer "
@@ -172,7 +172,7 @@ def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
     dtype = array.dtype
     described = describe(dtype)
     if described is None or not dtype.itemsize:
-        why = f"its dtype {dtype!r} is not made of numbers, times and bytes"
+        why = f"its dtype {dtype!r} is not made of numbers, times and bytes alone"
         return encoding.unsupported(array, why)
     node = [_wire.ARRAY, described, array.shape]
     if not array.flags.c_contiguous:

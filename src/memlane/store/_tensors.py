@@ -40,6 +40,9 @@ _READ_AS = {name: _read_as(name, dtype) for name, dtype in DTYPES.items()}
 def encode(encoding: Pieces, tensor: torch.Tensor) -> list[Any]:
     if not is_in_memory(tensor):
         return encoding.unsupported(tensor, f"it is not a plain CPU tensor, but {_kind(tensor)}")
+    if tensor.__dict__:
+        why = f"its attributes ({', '.join(tensor.__dict__)}) would be lost; store its .detach()"
+        return encoding.unsupported(tensor, why)
     node = [_wire.TENSOR, NAMES[tensor.dtype], tensor.shape]
     if tensor.is_conj() or tensor.is_neg():
         address_of("the tensor", tensor)
@@ -50,6 +53,10 @@ def encode(encoding: Pieces, tensor: torch.Tensor) -> list[Any]:
         if strides is not None:
             node.append(strides)
     return node
+
+
+def _parameter(encoding: Pieces, parameter: torch.nn.Parameter) -> list[Any]:
+    return encoding.unsupported(parameter, "it would arrive as a tensor; store its .detach()")
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -73,5 +80,4 @@ def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error
 
 
-# A Parameter is decoded as a plain tensor, which does not require a gradient.
-ENCODERS = {torch.Tensor: encode, torch.nn.Parameter: encode}
+ENCODERS = {torch.Tensor: encode, torch.nn.Parameter: _parameter}

@@ -59,7 +59,8 @@ class MsgpackSerde(ObjectSerde):
 
     Supported are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set,
     frozenset, dict, datetime, date, time, timedelta and their time zones, numpy arrays and scalars
-    without objects, torch CPU tensors (detached), and registered types; not subclasses of these.
+    without objects, torch CPU tensors (detached), and registered types; not subclasses of these,
+    dtypes with metadata, or tensors with attributes.
     An object that occurs twice is decoded as two.
 
     Attributes:
