@@ -32,7 +32,7 @@ namespace memlane::tiers {
 
 struct PoolStatistics {
     std::uint64_t accesses = 0, hits = 0, prefix_hits = 0;
-    std::uint64_t stored = 0, evicted = 0, declined = 0;
+    std::uint64_t stored = 0, evicted = 0, declined = 0, dropped = 0;
     std::uint32_t used = 0, reserved = 0, pinned = 0, retired = 0;  // blocks, now
 };
 
@@ -162,6 +162,21 @@ public:
             if (block != kNoBlock && pins_[block]++ == 0) ++counts_.pinned;
         return blocks;
     }
+
+    // Pins up to `most` stored blocks, the first of which is `next` or has a higher number; no access. Sets `next` to the
+    // block after the last.
+    std::vector<Block> pin_stored(Block& next, std::size_t most) {
+        std::vector<Block> blocks;
+        for (; next < states_.size() && blocks.size() < most; ++next) {
+            if (states_[next] != State::kStored) continue;
+            if (pins_[next]++ == 0) ++counts_.pinned;
+            blocks.push_back(next);
+        }
+        return blocks;
+    }
+
+    // So many evicted blocks are lost: there was no spare block to keep them until they are stored elsewhere.
+    void count_dropped(std::uint64_t blocks) noexcept { counts_.dropped += blocks; }
 
     // For an engine that asks for room first, and then stores whatever it likes: the key is stored and pinned, without
     // admission. False, and nothing has changed: no block is free, or the key is there.

@@ -20,8 +20,9 @@ struct TierFacts {
     std::uint64_t accesses, hits, stored, evicted, declined;
     // Of a disk tier.
     std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled, retired;
+    std::uint64_t dropped;  // of a pool
 };
-static_assert(sizeof(TierFacts) == 136);
+static_assert(sizeof(TierFacts) == 144);
 
 class ShownFacts {
 public:
@@ -61,6 +62,7 @@ public:
         facts.evicted = now.evicted;
         facts.declined = now.declined;
         facts.retired = now.retired;
+        facts.dropped = now.dropped;
         return facts;
     }
 

@@ -948,6 +948,14 @@ class BlockPool:
     def reuse(self, blocks: bytes) -> None:
         """Those that are aside are spare."""
 
+    def pin_stored(self, next: int, most: int) -> tuple[PinnedBlocks, list[bytes], int]:
+        """
+        Pins up to `most` stored blocks from `next` on: the pin, their keys, where to go on.
+        """
+
+    def count_dropped(self, blocks: int) -> None:
+        """Counts evicted blocks that were lost."""
+
     def insert(self, keys: object) -> None:
         """Stores and pins keys that are not there, in blocks that are free."""
 

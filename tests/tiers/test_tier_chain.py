@@ -26,6 +26,7 @@ from memlane import (
     SystemFault,
     TimedOut,
     WrongProcess,
+    inspect,
 )
 from memlane.tiers import BlockPool, DiskTier
 from memlane.tiers.chain import TierChain
@@ -645,7 +646,7 @@ def test_it_is_not_closed_while_blocks_are_under_way() -> None:
     for number in range(7):
         one.compute(number)
     with pytest.raises(TimedOut, match="must not be freed"):
-        chain.close(0.05)
+        chain.close(0.05, store=False)
     with pytest.raises(Closed):
         chain.fetch([key(1)])
     assert pool.statistics().reserved == 1  # what is being stored
@@ -1003,6 +1004,88 @@ def test_many_spare_blocks() -> None:
         begun = time.process_time()
         one.chain.poll()
         assert time.process_time() - begun < 1
+
+
+# What the pool has at the end --------------------------------------------------------------------
+
+
+def test_a_clean_end_keeps_the_pool(tmp_path: Path) -> None:
+    """What was in the pool when a chain was closed is found after a restart."""
+    for found in (0, 12):
+        rows = np.zeros((16, ROW), np.uint8)
+        pool = BlockPool(16, "lru")
+        with (
+            DiskTier(tmp_path / "disk", rows, "4MiB", policy="lru") as disk,
+            TierChain(pool, rows, [disk], spare=4) as chain,
+        ):
+            one = Engine(rows, pool, chain)
+            assert one.find(*range(12)) == found
+            if not found:
+                one.compute(*range(12))
+
+
+def test_a_flush_stores_the_pool_and_counts_no_access() -> None:
+    """Also what the admission would decline, and nothing twice."""
+    with in_memory(blocks=200, spare=8, admission="second") as (one, tier):
+        assert one.compute(*range(150)) == [*range(150)]
+        before = one.pool.statistics()
+        assert one.chain.flush(PATIENCE)
+        assert {*tier.blocks} == {key(number) for number in range(150)}
+        assert one.pool.statistics() == before
+        assert one.chain.statistics().spare == 8
+        asked = len(tier.asked)
+        assert one.chain.flush(PATIENCE)
+        assert len(tier.asked) == asked
+
+
+def test_a_flush_that_has_no_time_keeps_its_rows() -> None:
+    """Blocks that are still being stored are not evicted; the next flush waits for them."""
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        one.compute(*range(6))
+        tier.is_silent = True
+        assert not one.chain.flush(0)
+        assert one.pool.statistics().pinned == 6
+        assert one.compute(6, 7) == []
+        tier.is_silent = False
+        tier.speak()
+        assert one.chain.flush(PATIENCE)
+        assert one.pool.statistics().pinned == 0
+        assert one.compute(6, 7) == [6, 7]
+
+
+def test_a_flush_says_that_a_tier_has_failed(warnings: Callable[[], list[str]]) -> None:
+    """By False, and `close` by a line of the log."""
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        one.compute(*range(6))
+        tier.raises["store"] = OSError("no")
+        assert not one.chain.flush(PATIENCE)
+        one.chain.close()
+    assert "a tier chain was closed before every block of its pool was stored" in warnings()
+
+
+@pytest.mark.parametrize("how", ["close", "exception"])
+def test_an_end_without_storing(how: str) -> None:
+    with contextlib.suppress(ZeroDivisionError), in_memory(blocks=8, spare=2) as (one, tier):
+        one.compute(*range(6))
+        if how == "exception":
+            raise ZeroDivisionError
+        one.chain.close(store=False)
+    assert tier.blocks == {}
+
+
+def test_lost_blocks_are_one_line_and_a_counter(warnings: Callable[[], list[str]]) -> None:
+    """In the statistics of chain and pool, and for observers."""
+    with in_memory(blocks=8, spare=1) as (one, tier):
+        tier.is_silent = True
+        for first in range(0, 40, 4):
+            one.compute(*range(first, first + 4))
+        dropped = one.chain.statistics().dropped
+        assert dropped == one.pool.statistics().dropped > 8
+        mine = [each for each in inspect.segments() if os.getpid() in each.pids]
+        assert dropped in [each.counters.get("dropped") for each in mine]
+        lines = [line for line in warnings() if "lost" in line]
+        assert len(lines) == 1
+        assert "its 1 spare blocks" in lines[0]
 
 
 # Tiers that do not know yet -----------------------------------------------------------------------

@@ -149,6 +149,7 @@ Counted statistics(const tiers::BlockPool& pool) {
     made["stored"] = counts.stored;
     made["evicted"] = counts.evicted;
     made["declined"] = counts.declined;
+    made["dropped"] = counts.dropped;
     return made;
 }
 
@@ -226,6 +227,30 @@ void bind_tiers(nb::module_& m) {
                 self.call([&](BlockPool& pool) { pool.reuse(blocks_in(blocks)); });
             },
             "blocks"_a, "Those that are aside are spare.")
+        .def(
+            "pin_stored",
+            [](nb::handle_t<PoolObject> self, tiers::Block next, std::size_t most) {
+                PoolObject& own = *nb::inst_ptr<PoolObject>(self);
+                std::vector<std::string> keys;
+                const auto blocks = own.call([&](BlockPool& pool) {
+                    const auto pinned = pool.pin_stored(next, most);
+                    for (const tiers::Block block : pinned) {
+                        const tiers::KeyStore::Bytes key = pool.key_of(block);
+                        keys.emplace_back(reinterpret_cast<const char*>(key.data()), key.size());
+                    }
+                    return pinned;
+                });
+                PinnedBlocks held(nb::borrow(self), blocks);
+                nb::typed<nb::list, nb::bytes> made;
+                for (const std::string& key : keys) made.append(nb::bytes(key.data(), key.size()));
+                return std::tuple(std::move(held), made, next);
+            },
+            "next"_a, "most"_a,
+            "Pins up to `most` stored blocks from `next` on: the pin, their keys, where to go on.")
+        // Without a guard: it calls nothing, and must not be refused beside a call that waits for a user's policy.
+        .def(
+            "count_dropped", [](PoolObject& self, std::uint64_t blocks) { self.pool().count_dropped(blocks); },
+            "blocks"_a, "Counts evicted blocks that were lost.")
         .def(
             "insert",
             [](PoolObject& self, nb::handle keys) {

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memlane._base.slots import SLOT, Slot, slots_in
+from memlane._base.tier_counters import TIER_COUNTERS
 
 PAGE = 4096
 MAJOR = 4
@@ -41,13 +42,6 @@ _GLANCE = struct.Struct("<I4xQ16xQ24xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _DELIVERIES = struct.Struct("<32Q")
 _MAX_SLOTS = 1 << 13
-# As native/tiers/shown_facts.hpp has them; behind the first nine those that only a disk tier has.
-_TIER_NAMES = (
-    *("blocks", "used", "reserved", "pinned"),
-    *("accesses", "hits", "stored", "evicted", "declined"),
-    *("loaded", "missed", "errors", "corrupt", "expired", "queue", "stalled", "retired"),
-)
-_OF_POOLS = 9
 
 LATE_READERS, LATEST_ONLY = 1, 2  # bits of Header.features
 
@@ -205,11 +199,17 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
     if TIER_FACTS not in header.sections:
         return {}
     stride, at, _ = header.sections[TIER_FACTS]
-    names = _TIER_NAMES if header.geometry[1] > 0 else _TIER_NAMES[:_OF_POOLS]
-    data = os.pread(file, min(stride, 8 * len(names)), at)
-    if len(data) < 8 * len(names):
+    own = "disk" if header.geometry[1] > 0 else "pool"
+    size = 8 * len(TIER_COUNTERS)
+    data = os.pread(file, min(stride, size), at)
+    if len(data) < size:
         raise Unreadable("truncated")
-    return dict(zip(names, struct.unpack_from(f"<{len(names)}Q", data), strict=True))
+    values = struct.unpack_from(f"<{len(TIER_COUNTERS)}Q", data)
+    return {
+        each.name: value
+        for each, value in zip(TIER_COUNTERS, values, strict=True)
+        if each.of in ("both", own)
+    }
 
 
 def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:

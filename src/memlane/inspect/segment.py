@@ -120,10 +120,8 @@ class Segment:
         geometry: `n_reader`, `max_chunk_bytes`, `max_chunks` of a queue; `data_buffer_size`,
             `max_object_size`, `max_objects` of a store; `total_bytes`, `blocks`, `row_bytes`,
             `cell_bytes` of a region; `blocks`, `block_bytes` (0 of a pool) of a tier.
-        counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`; of a pool:
-            `blocks`, `used`, `reserved`, `pinned` now, `accesses`, `hits`, `stored`, `evicted`,
-            `declined`; of a disk tier also `loaded`, `missed`, `errors`, `corrupt`, `expired`, and
-            `queue`, `stalled` and `retired` now.
+        counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`; of a pool or
+            a disk tier those of `memlane._base.tier_counters`, which the page of the metrics lists.
         absent_elsewhere: readers on other hosts that have not attached.
         participants: the writer first, then all readers; the holders of a region.
         problem: why the segment cannot be read, or None.

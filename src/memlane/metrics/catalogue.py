@@ -9,6 +9,7 @@ from typing import Literal
 
 from memlane._base.blame import identity
 from memlane._base.naming import names_of
+from memlane._base.tier_counters import TIER_COUNTERS
 from memlane.inspect.looks import Look
 from memlane.inspect.segment import Deliveries, Participant, Segment
 
@@ -103,7 +104,7 @@ OWED = Metric(
 REGION_SIZE = Metric("memlane_region_bytes", "gauge", "Size of an offload region.", ("region",))
 REGION_HOLDERS = Metric("memlane_region_holders", "gauge", "Processes that hold it.", ("region",))
 
-_COUNTED = {
+_COUNTED: dict[str, dict[str, tuple[str, str]]] = {
     "store": {
         "objects": ("gauge", "Objects in a store."),
         "object_bytes": ("gauge", "Bytes of those objects."),
@@ -111,25 +112,7 @@ _COUNTED = {
         "hits": ("counter", "Puts that found their object stored already."),
         "evictions": ("counter", "Objects that were evicted."),
     },
-    "tier": {
-        "blocks": ("gauge", "Blocks that a tier or pool has room for."),
-        "used": ("gauge", "Blocks that are stored."),
-        "reserved": ("gauge", "Blocks that are being stored."),
-        "pinned": ("gauge", "Blocks that are being read."),
-        "accesses": ("counter", "Blocks that were asked for."),
-        "hits": ("counter", "Of those, blocks that were there."),
-        "stored": ("counter", "Blocks that were stored."),
-        "evicted": ("counter", "Blocks that were evicted."),
-        "declined": ("counter", "Blocks that the policy did not admit."),
-        "loaded": ("counter", "Blocks that were read from the disk."),
-        "missed": ("counter", "Loads of blocks that were not there."),
-        "errors": ("counter", "Blocks that the disk failed to read or write."),
-        "corrupt": ("counter", "Blocks whose checksum was wrong."),
-        "expired": ("counter", "Blocks that were not done at their deadline."),
-        "queue": ("gauge", "Blocks that wait for the disk."),
-        "stalled": ("gauge", "1 while the disk does not answer."),
-        "retired": ("gauge", "Slots that are not used because the disk refused them."),
-    },
+    "tier": {each.name: (each.kind, each.help) for each in TIER_COUNTERS},
 }
 _COUNTERS = {
     (system, counter): Metric(

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from operator import itemgetter
+from types import TracebackType
 from typing import Any, Literal, Self, get_args
 from weakref import WeakSet
 
@@ -48,9 +49,9 @@ from memlane.errors import (
     TimedOut,
     WrongProcess,
 )
-from memlane.tiers.pool import BlockPool, Pin, Reservation
+from memlane.tiers.pool import Backing, BlockPool, Pin, Reservation
 from memlane.tiers.tier import CHANGED, Done, Rows, Ticket, Tier
-from memlane.tiers.waiting import Outage, Wakeup
+from memlane.tiers.waiting import LONGEST_PAUSE, Outage, Wakeup
 
 Admission = Literal["all", "second"]
 Kind = Literal["store", "load"]
@@ -99,7 +100,8 @@ class ChainStatistics:
         hits: keys that `fetch` found in the pool at once.
         loaded: blocks that came from the tiers.
         recalled: blocks that were evicted, and wanted again before they were stored.
-        dropped: blocks that were evicted while no block was spare, and that no tier said it had.
+        dropped: blocks that were evicted while no block was spare, and that no tier said it had:
+            they are lost. The log has a line for the first, and then one a minute.
         declined: blocks that the admission did not want to be stored.
         spare: blocks that what is evicted next can stay in, now.
         storing, loading: blocks under way, now.
@@ -118,9 +120,16 @@ class ChainStatistics:
 
 
 @dataclass(eq=False)
+class _Flush:
+    """A call that stores the blocks of the pool."""
+
+    has_failed: bool = False
+
+
+@dataclass(eq=False)
 class _Job:
     """What a tier was asked for. Its rows are its own until it ends: those of a store are aside in
-    the pool, those of a load reserved."""
+    the pool, or pinned by a flush, those of a load reserved."""
 
     kind: Kind
     keys: list[bytes]
@@ -128,6 +137,8 @@ class _Job:
     begun: float = 0.0
     due: float = 0.0  # by then its report has come, if the tier is polled
     reservation: Reservation | None = None
+    flush: _Flush | None = None  # that it belongs to, instead of an eviction
+    pinned: object = None  # what keeps the rows of a flush
     revoked: set[bytes] = field(default_factory=set)  # keys that were forgotten meanwhile
     is_ended: bool = False  # the tier is done with its rows
 
@@ -282,6 +293,8 @@ class _Link:
             self.outages[job.kind].end()
         elif done.error != CHANGED:
             self.fail(job.kind, done.error, now)
+        if done.error is not None and job.flush is not None:
+            job.flush.has_failed = True
 
 
 def _is_report(done: object) -> bool:
@@ -398,8 +411,6 @@ class TierChain:
         wanted = max(1, blocks // 8)
         if spare is not None:
             wanted = integer_from("spare", spare, 1, max(1, blocks - 1))
-        if pool._keeper is not None:
-            raise InvalidArgument("pool has a chain already")
         self._memory = np.frombuffer(memoryview(rows).cast("B"), np.uint8).reshape(held.count, -1)
         self._pool = pool
         self._blocks = blocks
@@ -413,19 +424,17 @@ class TierChain:
         self._waiting: WeakSet[Wakeup] = WeakSet()
         self._timeout = seconds
         self._searches: list[_Search] = []
+        self._unsaid = 0  # dropped blocks that no line of the log has counted
+        self._silent_until = -_FOREVER
         self._is_closing = self._is_closed = False
         self._ready = select.epoll()
         try:
             for link in self._links:
                 self._ready.register(link.tier.fileno(), select.EPOLLIN)
-            if blocks < 2 or pool._own().set_aside(wanted) < wanted:
-                pool._own().set_aside(0)
-                text = f"pool must have {wanted} free blocks, and one more, for a chain"
-                raise InvalidArgument(text)
+            self._backing = Backing(pool, wanted, self._reserve)
         except BaseException:
             self._ready.close()
             raise
-        pool._keeper = self._reserve
 
     # Calls -----------------------------------------------------------------------------------
 
@@ -532,15 +541,15 @@ class TierChain:
         self._check()
         with self._lock:
             now = time.monotonic()
-            storing = len(self._storing_rows())
+            storing = {row for job in self._jobs("store") for row in job.rows}
             return ChainStatistics(
                 hits=self._counts["hits"],
                 loaded=sum(link.counts["loaded"] for link in self._links),
                 recalled=self._counts["recalled"],
                 dropped=self._counts["dropped"],
                 declined=self._counts["declined"],
-                spare=self._spare - storing,
-                storing=storing,
+                spare=self._spare - len(self._kept_rows()),
+                storing=len(storing),
                 loading=len(self._loading()),
                 tiers=tuple(
                     TierUse(
@@ -560,12 +569,37 @@ class TierChain:
                 ),
             )
 
-    def close(self, timeout: float | None = None) -> None:
-        """Waits until nothing is under way. The pool is as any other from then on, and the rows are
-        the caller's. Closing it again does nothing.
+    def flush(self, timeout: float | None = None) -> bool:
+        """Stores the blocks of the pool in every tier that does not have them, whatever
+        `admission` is, and waits for it. `close` does the same.
+
+        Args:
+            timeout: seconds to wait; None: until the tiers have answered, or missed their
+                deadlines.
+
+        Returns:
+            False if not all were stored: the time was too short, or a tier failed. A block that a
+            tier declines or evicts counts as stored.
+
+        Raises:
+            InvalidType, InvalidArgument: `timeout` is no number.
+            Closed, WrongProcess: as `fetch`.
+            ConcurrentUse: as `forget`.
+        """
+        deadline = Deadline(timeout)
+        self._check()
+        if self._is_interrupted:
+            raise ConcurrentUse("this chain is in the middle of another call of this thread")
+        return self._flush(deadline)
+
+    def close(self, timeout: float | None = None, *, store: bool = True) -> None:
+        """Stores the blocks of the pool, as `flush`, and waits until nothing is under way. The pool
+        is as any other from then on, and the rows are the caller's. Closing it again does nothing.
+        A `with` block that ends by an exception closes without storing.
 
         Args:
             timeout: in seconds; None: until the tiers have answered, or missed their deadlines.
+            store: False: the blocks of the pool are not stored, only what was evicted before.
 
         Raises:
             TimedOut: something is still under way; the rows must stay. Nothing is stored or loaded
@@ -575,10 +609,12 @@ class TierChain:
         deadline = Deadline(timeout)
         if self._is_closed or os.getpid() != self._pid:
             return
+        stores = store and not self._is_closing and not self._is_interrupted
+        if stores and not self._flush(deadline):
+            warn("a tier chain was closed before every block of its pool was stored")
         with self._lock:
             self._is_closing = True
-            self._pool._keeper = None
-            self._pool._own().set_aside(0)
+            self._backing.end()
         if not self._wait(lambda: not any(link.all_jobs for link in self._links), deadline):
             raise TimedOut("a tier chain has blocks under way; its rows must not be freed", timeout)
         with self._lock:
@@ -591,8 +627,10 @@ class TierChain:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close(store=kind is None)
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -610,8 +648,9 @@ class TierChain:
     def _jobs(self, kind: Kind) -> list[_Job]:
         return [job for link in self._links for job in link.all_jobs if job.kind == kind]
 
-    def _storing_rows(self) -> set[int]:
-        return {row for job in self._jobs("store") for row in job.rows}
+    def _kept_rows(self) -> set[int]:
+        """Returns the rows of evicted blocks that are still being stored."""
+        return {row for job in self._jobs("store") if job.flush is None for row in job.rows}
 
     def _loading(self) -> set[bytes]:
         return {key for job in self._jobs("load") for key in job.keys if key not in job.revoked}
@@ -621,6 +660,7 @@ class TierChain:
         return {
             key: row
             for job in self._jobs("store")
+            if job.flush is None
             for key, row in zip(job.keys, job.rows, strict=True)
             if key not in job.revoked
         }
@@ -640,12 +680,11 @@ class TierChain:
 
     def _reclaim(self) -> None:
         """What nobody stores any more is spare again."""
-        native = self._pool._own()
-        aside = {*np.frombuffer(native.aside(), np.int32).tolist()} - self._storing_rows()
-        if aside:
-            native.reuse(np.fromiter(aside, np.int32).tobytes())
+        unused = self._backing.aside() - self._kept_rows()
+        if unused:
+            self._backing.reuse(unused)
         if self._is_closing:
-            native.set_aside(0)
+            self._backing.give_up()
 
     # Waiting -----------------------------------------------------------------------------------
 
@@ -705,11 +744,12 @@ class TierChain:
                     for job in link.overdue():
                         has_any = True
                         link.fail(job.kind, "it has not reported at its deadline", now)
+                        if job.flush is not None:
+                            job.flush.has_failed = True
                         self._end(link, job, np.zeros(len(job.keys), np.bool_), now)
                         link.remove(job)
                 has_any |= self._go_on(now)
-                aside = len(self._pool._own().aside()) // 4
-                if has_any or (aside and aside != len(self._storing_rows())):
+                if has_any or self._backing.aside() != self._kept_rows():
                     self._reclaim()
         finally:
             if has_any:
@@ -727,6 +767,8 @@ class TierChain:
                 link.record(job, ok, done, now)
             else:
                 link.fail(job.kind, "a report has another length than its call", now)
+                if job.flush is not None:
+                    job.flush.has_failed = True
             self._end(link, job, ok, now)
         link.jobs.pop(done.ticket, None)  # last: until then it may be taken again
 
@@ -734,6 +776,7 @@ class TierChain:
         """The tier is done with the rows of the job."""
         if job.reservation is None or not job.keys:
             job.is_ended = True
+            job.pinned = None
             if job.reservation is not None:
                 job.reservation.release()
             return
@@ -773,20 +816,20 @@ class TierChain:
                 self._pool.forget(revoked)
 
     def _reserve_now(self, keys: list[bytes], now: float | None) -> Reservation:
-        held, blocks, evicted, aside = self._pool._own().reserve(keys)
-        made = Reservation(self._pool, keys, held, np.frombuffer(blocks, np.int32), evicted)
+        made, evicted = self._backing.reserve(keys)
         if evicted and now is not None:
-            self._store_evicted(evicted, np.frombuffer(aside, np.int32).tolist(), now)
+            self._store_evicted(evicted, now)
         return made
 
-    def _store_evicted(self, keys: list[bytes], rows: list[int], now: float) -> None:
-        """What was evicted, and where its bytes are; -1: nowhere any more."""
-        kept = [each for each in zip(keys, rows, strict=True) if each[1] >= 0]
-        dropped = [key for key, row in zip(keys, rows, strict=True) if row < 0]
+    def _store_evicted(self, evicted: list[tuple[bytes, int]], now: float) -> None:
+        """Stores blocks that were evicted, from the rows that keep their bytes; -1: none does."""
+        kept = [each for each in evicted if each[1] >= 0]
+        dropped = [key for key, row in evicted if row < 0]
         for link in self._links if dropped else ():
             known = link.has(dropped, "store", now)
             dropped = [key for key, has in zip(dropped, known, strict=True) if has is not True]
-        self._counts["dropped"] += len(dropped)
+        if dropped:
+            self._drop(len(dropped), now)
         wanted = [each for each in kept if not self._is_banned(each[0])]
         if self._admission is not None:
             wanted = [each for each in wanted if self._admission.admits(each[0])]
@@ -801,15 +844,54 @@ class TierChain:
             self._store(link, wanted[-room:] if room else [], now)
         # Rows that no tier has taken are spare again with the next call.
 
-    def _store(self, link: _Link, evicted: list[tuple[bytes, int]], now: float) -> None:
+    def _drop(self, blocks: int, now: float) -> None:
+        self._counts["dropped"] += blocks
+        self._backing.count_dropped(blocks)
+        self._unsaid += blocks
+        if now >= self._silent_until:
+            unsaid, self._unsaid, self._silent_until = self._unsaid, 0, now + LONGEST_PAUSE
+            warn(
+                "a tier chain lost %d evicted blocks: others that are being stored had taken its "
+                "%d spare blocks; give it a larger spare, or reserve in smaller steps",
+                *(unsaid, self._spare),
+            )
+
+    def _store(
+        self,
+        link: _Link,
+        blocks: list[tuple[bytes, int]],
+        now: float,
+        flush: _Flush | None = None,
+        pinned: object = None,
+    ) -> bool:
+        """Stores what the tier does not have. Returns False if the tier is left out."""
+        if not link.outages["store"].lasts(now) and not link.stores_once:
+            known = link.has([key for key, _ in blocks], "store", now)
+            blocks = [each for each, has in zip(blocks, known, strict=True) if has is not True]
         if link.outages["store"].lasts(now):
-            return
-        if not link.stores_once:
-            known = link.has([key for key, _ in evicted], "store", now)
-            evicted = [each for each, has in zip(evicted, known, strict=True) if has is not True]
-        if evicted and not link.outages["store"].lasts(now):
-            keys, rows = [key for key, _ in evicted], [row for _, row in evicted]
-            link.begin(_Job("store", keys, rows))
+            return False
+        if not blocks:
+            return True
+        keys, rows = [key for key, _ in blocks], [row for _, row in blocks]
+        return link.begin(_Job("store", keys, rows, flush=flush, pinned=pinned))
+
+    def _flush(self, deadline: Deadline) -> bool:
+        flush, first = _Flush(), 0
+        links = [link for link in self._links if not link.is_read_only]
+        while self._wait(lambda: len(self._flushing(flush)) < 2 * len(links), deadline):
+            with self._lock:
+                pinned, blocks, first = self._backing.pin_stored(first, _AT_A_TIME)
+                if not blocks:
+                    break
+                now = time.monotonic()
+                wanted = [each for each in blocks if not self._is_banned(each[0])]
+                for link in links:
+                    flush.has_failed |= not self._store(link, wanted, now, flush, pinned)
+        is_in_time = self._wait(lambda: not self._flushing(flush), deadline)
+        return is_in_time and not blocks and not flush.has_failed
+
+    def _flushing(self, flush: _Flush) -> list[_Job]:
+        return [job for job in self._jobs("store") if job.flush is flush]
 
     # Loading -----------------------------------------------------------------------------------
 

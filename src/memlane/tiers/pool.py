@@ -37,6 +37,7 @@ class PoolStatistics:
         stored: blocks that were committed.
         evicted: blocks that made room for others.
         declined: keys that the policy did not want to be stored.
+        dropped: blocks that a `TierChain` lost, because no block was spare when they were evicted.
     """
 
     policy: str
@@ -50,6 +51,7 @@ class PoolStatistics:
     stored: int
     evicted: int
     declined: int
+    dropped: int
 
     @property
     def misses(self) -> int:
@@ -142,7 +144,7 @@ class BlockPool:
         self._policy = checked_policy(policy)
         self._generation = _native.fork_generation()
         self._native = _native.BlockPool(count, policy)
-        self._keeper: Callable[[list[bytes]], Reservation] | None = None  # of what is evicted
+        self._backing: Backing | None = None
         show(self._native)
 
     def pin(self, keys: Sequence[bytes]) -> Pin:
@@ -168,8 +170,8 @@ class BlockPool:
         """
         asked = list(keys)
         native = self._own()
-        if self._keeper is not None:
-            return self._keeper(asked)
+        if self._backing is not None:
+            return self._backing.answer(asked)
         held, blocks, evicted, _ = native.reserve(asked)
         return Reservation(self, asked, held, np.frombuffer(blocks, np.int32), evicted)
 
@@ -392,3 +394,66 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.release()
+
+
+class Backing:
+    """What a `TierChain` does with its pool beside what every caller may do: some blocks are spare,
+    and one that is evicted stays aside, with its bytes, while a spare one takes its place.
+
+    A pool has at most one. Every call but `end` raises `WrongProcess` in a forked child.
+
+    Attributes:
+        answer: answers the calls of the pool's `reserve`.
+    """
+
+    def __init__(
+        self, pool: BlockPool, spare: int, answer: Callable[[list[bytes]], Reservation]
+    ) -> None:
+        """Raises InvalidArgument: the pool has one, or not so many free blocks and one more."""
+        if pool._backing is not None:
+            raise InvalidArgument("pool has a chain already")
+        self._pool = pool
+        self.answer = answer
+        native = pool._own()
+        if native.statistics()["blocks"] < 2 or native.set_aside(spare) < spare:
+            native.set_aside(0)
+            raise InvalidArgument(f"pool must have {spare} free blocks, and one more, for a chain")
+        pool._backing = self
+
+    def end(self) -> None:
+        """The pool is as any other from now on; spare blocks are free."""
+        self._pool._backing = None
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Makes the spare blocks free."""
+        self._pool._own().set_aside(0)
+
+    def reserve(self, keys: list[bytes]) -> tuple[Reservation, list[tuple[bytes, int]]]:
+        """Returns the reservation, and each evicted key with the block that keeps its bytes, or -1
+        if none does."""
+        held, blocks, evicted, aside = self._pool._own().reserve(keys)
+        made = Reservation(self._pool, keys, held, np.frombuffer(blocks, np.int32), evicted)
+        rows = np.frombuffer(aside, np.int32).tolist()
+        return made, [*zip(evicted, rows, strict=True)]
+
+    def aside(self) -> set[int]:
+        """Returns the blocks that keep the bytes of evicted ones."""
+        return {*np.frombuffer(self._pool._own().aside(), np.int32).tolist()}
+
+    def reuse(self, blocks: set[int]) -> None:
+        """Makes blocks that are aside spare again."""
+        self._pool._own().reuse(np.fromiter(blocks, np.int32).tobytes())
+
+    def pin_stored(
+        self, first: int, most: int
+    ) -> tuple[_native.PinnedBlocks, list[tuple[bytes, int]], int]:
+        """Pins up to `most` stored blocks from number `first` on, without an access. Returns the
+        pin, which ends with its last reference; keys and blocks; and where to go on."""
+        held, keys, next_block = self._pool._own().pin_stored(first, most)
+        blocks = np.frombuffer(held.blocks(), np.int32).tolist()
+        return held, [*zip(keys, blocks, strict=True)], next_block
+
+    def count_dropped(self, blocks: int) -> None:
+        """Counts evicted blocks that are lost."""
+        self._pool._own().count_dropped(blocks)
