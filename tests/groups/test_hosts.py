@@ -1,10 +1,13 @@
 """Ranks on other hosts; here each is a mount namespace with its own /dev/shm."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import lab
 from memlane import MessageQueue, in_the_same_node_as
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup
@@ -67,6 +70,44 @@ def test_queues_over_hosts() -> None:
         assert here.result() == [(True, from_[0]), (1, 1), (True, from_[2])]
         assert there.result() == [(False, from_[0]), (False, from_[1]), (0, 2)]
     assert segments() == before
+
+
+RANK = """
+import sys
+from memlane import MessageQueue
+from memlane.groups import TcpGroup
+
+rank, host, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+with (
+    TcpGroup(host, 29555, rank, 2, secret="s" * 32, timeout=patience) as group,
+    MessageQueue.create_from_process_group(group, 4096, 4, 1, timeout=patience) as queue,
+):
+    if rank == 1:
+        queue.enqueue("by the cable")
+    else:
+        print(queue.dequeue(patience))
+    group.broadcast_obj("over", 0)
+"""
+
+
+@pytest.mark.skipif(bool(lab.refusal()), reason=lab.refusal() or "")
+def test_hosts_without_a_default_route() -> None:
+    """The writer offers the address by which it reaches the group: it offered 127.0.0.1."""
+    with lab.Host() as one, lab.Host() as two, lab.Cable(one, two) as cable:
+        host = cable.addresses[0]
+        ranks = [
+            subprocess.Popen(
+                [*each.command, sys.executable, "-c", RANK, str(rank), host, str(PATIENCE)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, each in enumerate((one, two))
+        ]
+        assert [rank.communicate(timeout=2 * PATIENCE)[0] for rank in ranks] == [
+            "by the cable\n",
+            "",
+        ]
 
 
 def test_handles_carry_one_secret_each() -> None:

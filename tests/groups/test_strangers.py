@@ -152,7 +152,9 @@ def test_a_stranger_in_the_place_of_rank_0() -> None:
 
 
 def member_store(group: TcpGroup, timeout: float = PATIENCE) -> board.BoardStore:
-    return board.BoardStore(group._context, group._address, group._keys, 1, Deadline(timeout))
+    return board.BoardStore(
+        group._context, group._addresses[0].at(group.port), group._keys, 1, Deadline(timeout)
+    )
 
 
 def test_a_member_that_vanishes_leaves_nothing() -> None:

@@ -11,6 +11,7 @@ import zmq
 
 from memlane import Closed, GroupFailed, InvalidArgument, MessageQueue, RankMissing, SystemFault
 from memlane._base.deadline import Deadline
+from memlane._net.addresses import addresses_of
 from memlane.groups import TcpGroup, board
 from memlane.groups.board import BoardStore
 from memlane.groups.keys import group_keys
@@ -232,6 +233,75 @@ def test_address_of_another_host() -> None:
         TcpGroup("192.0.2.1", 0, 0, 1, secret=SECRET)
 
 
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names of hosts and what they mean."""
+    known: dict[str, list[str]] = {}
+    resolve = socket.getaddrinfo
+
+    def resolved(host: Any, *arguments: Any, **named: Any) -> list[Any]:
+        means = known.get(host, [host])
+        return [one for each in means for one in resolve(each, *arguments, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    return known
+
+
+def test_a_name_with_several_addresses(names: dict[str, list[str]]) -> None:
+    """Rank 0 listens on those of its host; the others find one, also before it listens.
+
+    Fails without the guard: only the first address counted.
+    """
+    names["rank0.test"] = ["192.0.2.1", "127.0.0.2", "127.0.0.3"]
+    names["seen-from-rank1.test"] = ["127.0.0.9", "127.0.0.3"]
+    with (
+        TcpGroup("rank0.test", 0, 0, 3, secret=SECRET) as first,
+        TcpGroup("seen-from-rank1.test", first.port, 1, 3, secret=SECRET) as second,
+        TcpGroup("rank0.test", first.port, 2, 3, secret=SECRET) as third,
+    ):
+        groups = [first, second, third]
+        assert on_ranks(TcpGroup.broadcast_obj, groups, "said", 0) == ["said"] * 3
+        assert [group._addresses[0].host for group in groups] == [
+            "127.0.0.2",
+            "127.0.0.3",
+            "127.0.0.2",
+        ]
+
+
+def test_several_addresses_before_rank_0_listens(names: dict[str, list[str]]) -> None:
+    """One that cannot be reached is passed over for one that refuses."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.2", 0))
+        port = taken.getsockname()[1]
+    names["rank0.test"] = ["2001:db8::1", "127.0.0.2"]
+    with TcpGroup("rank0.test", port, 1, 2, secret=SECRET) as second:
+        waits = Aside(second.broadcast_obj, None, 0, timeout=PATIENCE)
+        waits.until_blocked()
+        with TcpGroup("127.0.0.2", port, 0, 2, secret=SECRET) as first:
+            first.broadcast_obj("said", 0)
+            assert waits.result() == "said"
+
+
+def test_rank_0_whose_name_means_a_loopback_address(
+    names: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Debian's /etc/hosts has it. Fails without the guard: nobody said why ranks elsewhere
+    could not connect."""
+    names["node7"] = ["127.0.1.1"]
+    with TcpGroup("node7", 0, 0, 2, secret=SECRET):
+        assert "rank 0 listens on 127.0.1.1, which is what 'node7' means" in caplog.text
+    caplog.clear()
+    for host, size in (("localhost", 2), ("127.0.0.1", 2), ("node7", 1)):
+        TcpGroup(host, 0, 0, size, secret=SECRET).close()
+    assert caplog.text == ""
+
+
+def test_a_link_local_address_keeps_its_scope() -> None:
+    """Fails without the guard: without it the kernel knows no way there."""
+    (address,) = addresses_of("fe80::1%lo")
+    assert address.at(5) == "tcp://[fe80::1%lo]:5"
+
+
 def test_ipv6() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -296,7 +366,9 @@ def test_a_member_that_says_anything() -> None:
     """
     with groups_of("tcp", 2) as groups:
         group, deadline = groups[1], Deadline(PATIENCE)
-        store = board.BoardStore(group._context, group._address, group._keys, 1, deadline)
+        store = board.BoardStore(
+            group._context, group._addresses[0].at(group.port), group._keys, 1, deadline
+        )
         for frame in (b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"):
             store._connection.socket.send(frame)
         for _ in range(2):  # more than an integer of MessagePack
@@ -391,7 +463,8 @@ def test_a_group_that_its_own_thread_collects(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(board_of_first, "_take", collect)
     port = first.port
-    store = BoardStore(second._context, first._address, first._keys, 0, Deadline(PATIENCE))
+    address = first._addresses[0].at(first.port)
+    store = BoardStore(second._context, address, first._keys, 0, Deadline(PATIENCE))
     del first
     try:
         store.add("key", 1)

@@ -49,6 +49,7 @@ class Transport:
 
     Attributes:
         descriptors: of libzmq's TCP sockets, as far as the monitor has reported them.
+        listening: those among them that listen.
         news: the descriptor that signals incoming frames.
         quiet: the descriptors that signal everything else.
     """
@@ -67,6 +68,7 @@ class Transport:
         occupy_standard_streams()  # again: they may have been closed since the context was made
         self.spare = Spare()
         self.descriptors = Descriptors(self.spare)
+        self.listening: set[int] = set()
         self.socket = context.socket(kind)
         unlimited = ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0))
         for option, value in (*unlimited, *KEEP_ALIVE, *options):
@@ -88,6 +90,8 @@ class Transport:
             name, value = _EVENTS.get(event["event"], ""), event["value"]
             if name in ("listening", "accepted"):
                 self.descriptors.note(value)
+                if name == "listening":
+                    self.listening.add(value)
             elif name == "lost":
                 self.descriptors.forget(value)
             yield name, value
@@ -158,7 +162,7 @@ class Listening(Transport):
         """Binds, and returns the port, which the kernel chooses if `address` has port 0."""
         self.socket.set(zmq.IPV6, int(is_ipv6))
         self.socket.bind(address)
-        self.reap_unidentified()  # records the listening socket, so that forked children close it
+        self.reap_unidentified()  # records the listening socket: forked children close it
         bound = cast("bytes", self.socket.get(zmq.LAST_ENDPOINT))
         self._port = int(bound.rpartition(b":")[2].rstrip(b"\0"))
         return self._port
@@ -199,8 +203,9 @@ class Listening(Transport):
             pass
         if len(self.descriptors) > self._most:
             known = {connection.descriptor for connection in self.connections.values()}
-            strange = [number for number in self.descriptors if number not in known][1:]
-            for number in strange[: -self._most]:  # [1:] above: the first one listens
+            known |= self.listening
+            strange = [number for number in self.descriptors if number not in known]
+            for number in strange[: -self._most]:
                 self.descriptors.shut(number)
         lost = [route for route, known in self.connections.items() if not known.is_open]
         for route in lost:

@@ -39,11 +39,13 @@ class Readers(NamedTuple):
         number: of all.
         local: ranks of those that share its memory.
         unshared: ranks of those that are alone on another host.
+        address: of the writer's host, as the group reaches it; None if that is not known.
     """
 
     number: int
     local: list[int]
     unshared: list[int]
+    address: str | None = None
 
 
 def in_the_same_node_as(
@@ -85,6 +87,7 @@ def queue_over_group(
     """`MessageQueue.create_from_process_group`: `make` makes the writer's end, and `attach` that of
     the reader with a handle, a rank and so many seconds."""
     with fork_waits:
+        from memlane._net.addresses import own_address
         from memlane.groups import collectives_of
 
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
@@ -95,7 +98,9 @@ def queue_over_group(
         ranks = [rank for rank in range(group.size) if rank != writer]
         remote = [rank for rank in ranks if not is_local[rank]]
         unshared = _unshared(group, remote) if relays and len(remote) > 1 else []
-        readers = Readers(len(ranks), [rank for rank in ranks if is_local[rank]], unshared)
+        local = [rank for rank in ranks if is_local[rank]]
+        address = own_address(group.host) if remote and group.rank == writer else None
+        readers = Readers(len(ranks), local, unshared, address)
         ends: list[Queue] = []
 
         def keep(queue: Queue) -> None:

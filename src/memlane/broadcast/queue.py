@@ -101,7 +101,8 @@ class MessageQueue(AnyQueue[M]):
         local_reader_ranks: their ranks; `range(n_local_reader)` if None.
         max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
-        connect_ip: this host's address for remote readers; None: the source address of its packets.
+        connect_ip: this host's address for remote readers; None: the source address of its packets,
+            in a group of those to rank 0.
         max_extent_bytes: size of the pool, the extents that are kept for large messages (at most
             half of /dev/shm); released when /dev/shm runs low, or after 10 s without a large
             message. 0 disables the pool.
@@ -293,6 +294,8 @@ class MessageQueue(AnyQueue[M]):
     ) -> Self:
         """The writer's end of a queue with these readers."""
         local = readers.local
+        if readers.address is not None and options.get("connect_ip") is None:
+            options["connect_ip"] = readers.address
         counts = readers.number, len(local), local or None
         queue = cls(*counts, max_chunk_bytes, max_chunks, **options)
         if readers.unshared:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -24,6 +23,7 @@ from memlane._base.deadline import Deadline
 from memlane._base.descriptors import new_event
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.msgspec import msgspec
+from memlane._net.addresses import Address
 from memlane._net.contexts import new_context
 from memlane._net.sockets import (
     MOST_BYTES,
@@ -32,7 +32,7 @@ from memlane._net.sockets import (
     Listening,
     can_receive,
 )
-from memlane.errors import GroupFailed, InvalidArgument, RankMissing, SystemFault
+from memlane.errors import GroupFailed, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, stall_of
 
 if TYPE_CHECKING:
@@ -53,19 +53,6 @@ _LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 
 _PART = MOST_BYTES - 96  # CURVE adds less than that
 HANDSHAKE = 10.0
 """Seconds that a connecting peer has to prove its key."""
-
-
-def address_of(host: str, port: int) -> tuple[str, bool]:
-    """Returns the address in ZeroMQ's form, and whether it is IPv6."""
-    try:
-        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        what = f"cannot resolve the group's host {host!r}: {error}"
-        raise SystemFault(error.errno, what) from None
-    except UnicodeError:
-        raise InvalidArgument(f"{host!r} cannot be the name of a host") from None
-    is_ipv6 = family == socket.AF_INET6
-    return f"tcp://[{found[0]}]:{port}" if is_ipv6 else f"tcp://{found[0]}:{port}", is_ipv6
 
 
 def _parts(message: bytes) -> list[bytes]:
@@ -122,30 +109,45 @@ class _Members(Listening):
                 raise
 
 
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
+
+
+def _cannot_listen(address: Address, port: int, error: zmq.ZMQError) -> SystemFault:
+    what = f"rank 0 cannot listen on {address.host}:{port}: {error.strerror}"
+    return SystemFault(error.errno or errno.EIO, what)
+
+
 class Board:
     """Serves a group's keys and values from a thread to those who hold the group's secret."""
 
-    def __init__(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
+    def __init__(self, addresses: list[Address], port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
         self._events = [new_event()]  # one, while it serves
         with undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
             with undone_by(lambda: self._context.destroy(linger=0)):
-                self._open(host, port, keys, size)
+                self._members = _Members(self._context, keys, size)
+                with undone_by(self._members.close):
+                    self.port, self._has_port = port, bool(port)
+                    self.addresses = [each for each in addresses if self._listens_on(each)]
+                    if not self.addresses:
+                        raise _cannot_listen(addresses[0], port, zmq.ZMQError(errno.EADDRNOTAVAIL))
+                    self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
+                    start_thread(self._thread)
 
-    def _open(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
-        address, is_ipv6 = address_of(host, port)
+    def _listens_on(self, address: Address) -> bool:
+        """Listens there, too. False: it is not an address of this host, or the port that the kernel
+        has chosen at another address is in use at this one."""
+        others = [errno.EADDRINUSE] if self.port and not self._has_port else []
         try:
-            self._members = _Members(self._context, keys, size)
-            self.port = self._members.bind(address, is_ipv6=is_ipv6)
+            at = address.at(self.port) if self.port else address.at(0).removesuffix("0") + "*"
+            self.port = self._members.bind(at, is_ipv6=address.is_ipv6)
         except zmq.ZMQError as error:
-            raise SystemFault(
-                error.errno or errno.EIO, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"
-            ) from None
-        self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
-        with undone_by(self._members.close):
-            start_thread(self._thread)
+            if error.errno in (*_NOT_HERE, *others):
+                return False
+            raise _cannot_listen(address, self.port, error) from None
+        return True
 
     @property
     def refused(self) -> int:

@@ -72,12 +72,14 @@ class Collectives(ABC):
         rank: of this process, its position in the group.
         size: of the group.
         deadline: of the whole call.
+        host: where the ranks meet, as this one reaches it; None if that is not known.
     """
 
-    def __init__(self, rank: int, size: int, deadline: Deadline) -> None:
+    def __init__(self, rank: int, size: int, deadline: Deadline, host: str | None = None) -> None:
         self.rank = rank
         self.size = size
         self.deadline = deadline
+        self.host = host
 
     def broadcast(self, src: int, make: Callable[[], Any]) -> Any:
         """Returns the value of `make` on rank `src`."""

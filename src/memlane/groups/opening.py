@@ -30,12 +30,16 @@ def collectives_of(group: Any, timeout: float | None) -> Collectives:
             from memlane.groups import torch_store
 
         if torch_store.is_process_group(group):
-            store = torch_store.TorchStore(torch_store.store_of(group), deadline)
-            return StoreCollectives(store, *_place(group.rank(), group.size()), deadline)
-        own_store = getattr(group, "store", None)
+            own_store = torch_store.store_of(group)
+            place = _place(group.rank(), group.size())
+        else:
+            own_store = getattr(group, "store", None)
+            place = None
         if torch_store.is_torch_store(own_store):
             store = torch_store.TorchStore(own_store, deadline)
-            return StoreCollectives(store, *_place(group.rank, group.world_size), deadline)
+            place = place or _place(group.rank, group.world_size)
+            host = torch_store.host_of(own_store)
+            return StoreCollectives(store, *place, deadline, host=host)
     try:
         rank, size = _place(group.rank, group.world_size)
     except AttributeError:

@@ -50,6 +50,7 @@ class StoreCollectives(Collectives):
 
     Args:
         hint: returns what the error about missing ranks should say besides.
+        host: the host of the store, if it is known.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class StoreCollectives(Collectives):
         size: int,
         deadline: Deadline,
         hint: Callable[[], str] = str,
+        host: str | None = None,
     ) -> None:
-        super().__init__(rank, size, deadline)
+        super().__init__(rank, size, deadline, host)
         self._hint = hint
         self._store = store
         self._own: list[str] = []

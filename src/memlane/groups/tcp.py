@@ -10,20 +10,27 @@ import zmq
 
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
+from memlane._base.diagnosis import warn
 from memlane._base.lifetime import Owned, undone_by
 from memlane._base.msgspec import msgspec
+from memlane._net.addresses import Address, addresses_of, answering
 from memlane._net.contexts import new_context
 from memlane.errors import Closed, GroupFailed, InvalidArgument, InvalidType, WrongProcess
-from memlane.groups.board import Board, BoardStore, address_of
+from memlane.groups.board import Board, BoardStore
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
+
+_PATIENCE = 1.0
+"""Seconds that a rank tries several addresses of rank 0 for."""
 
 
 class TcpGroup(Owned):
     """Processes that meet at rank 0's address, to build queues with each other.
 
     Args:
-        host: address or name at which all ranks reach rank 0's host; rank 0 listens there only.
+        host: address or name at which all ranks reach rank 0's host; rank 0 listens there only. If
+            the name has several addresses, rank 0 listens on those of its host, and the others use
+            the first that answers.
         port: rank 0's port; 0 on rank 0 lets the kernel choose one, which `port` then holds.
         rank: of this process, from 0 to world_size - 1.
         world_size: number of processes in the group.
@@ -64,14 +71,16 @@ class TcpGroup(Owned):
         self._timeout = timeout
         self._keys = group_keys(secret)
         self._pid = os.getpid()
-        self._address, _ = address_of(host, self.port)
+        self._addresses = addresses_of(host)
         self._context = new_context()
-        with undone_by(self._context.destroy):
-            board = Board(host, self.port, self._keys, self.world_size) if self.rank == 0 else None
-        self._board = board
-        if board is not None:
-            self.port = board.port
-            self._address, _ = address_of(host, self.port)
+        self._board = board = None
+        if self.rank == 0:
+            with undone_by(self._context.destroy):
+                board = Board(self._addresses, self.port, self._keys, self.world_size)
+            self._board, self.port = board, board.port
+            if self.world_size > 1:
+                _warn_of_loopback(host, board.addresses)
+            self._addresses = board.addresses[:1]
         self._is_closed = False
         self._own(partial(_close, board, self._context, self._pid))
 
@@ -116,9 +125,21 @@ class TcpGroup(Owned):
                 return ""
             return f"; {refused} connections were refused, because their group has another secret"
 
-        store = BoardStore(self._context, self._address, self._keys, self.rank, deadline)
+        place = self._reach(deadline)
+        address = place.at(self.port)
+        store = BoardStore(self._context, address, self._keys, self.rank, deadline)
         with undone_by(lambda: store.close(b"")):
-            return StoreCollectives(store, self.rank, self.world_size, deadline, hint)
+            size = self.world_size
+            return StoreCollectives(store, self.rank, size, deadline, hint, place.host)
+
+    def _reach(self, deadline: Deadline) -> Address:
+        """Returns the address of rank 0 that answers; if none does yet, the likeliest one."""
+        if len(self._addresses) == 1:
+            return self._addresses[0]
+        address, has_answered = answering(self._addresses, self.port, deadline.left(_PATIENCE))
+        if has_answered:
+            self._addresses = [address]
+        return address
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -138,7 +159,21 @@ class TcpGroup(Owned):
 
     def __repr__(self) -> str:
         state = " closed" if self._is_closed else ""
-        return f"<TcpGroup {self._address} rank {self.rank} of {self.world_size}{state}>"
+        place = self._addresses[0].at(self.port)
+        return f"<TcpGroup {place} rank {self.rank} of {self.world_size}{state}>"
+
+
+def _warn_of_loopback(host: str, addresses: list[Address]) -> None:
+    """Rank 0's own name often means 127.0.1.1 in its /etc/hosts, and another address elsewhere."""
+    if host.startswith("localhost") or not all(each.is_loopback for each in addresses):
+        return
+    if addresses[0].host != host:
+        warn(
+            "rank 0 listens on %s, which is what %r means on its own host (see /etc/hosts there): "
+            "ranks on other hosts cannot connect; pass an address that they reach",
+            addresses[0].host,
+            host,
+        )
 
 
 def _packed(obj: object) -> bytes:

@@ -35,6 +35,14 @@ def store_of(group: Any) -> Any:
         raise Unsupported(f"this process group has no store: {error}") from None
 
 
+def host_of(store: Any) -> str | None:
+    """Returns the host of a TCPStore; None of another kind."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    return host if isinstance(host, str) else None
+
+
 class TorchStore:
     """A torch store for one collective call.
 

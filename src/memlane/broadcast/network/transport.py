@@ -19,8 +19,10 @@ import zmq
 from zmq.backend import Socket as _Plain
 from zmq.utils.garbage import gc as collector
 
+from memlane._base.diagnosis import warn
 from memlane._locks import Lock
 from memlane._net import sockets
+from memlane._net.addresses import own_address
 from memlane._net.sockets import WATCHED_BY_DEALER
 from memlane.broadcast.options import Endpoint, bracketed
 from memlane.broadcast.protocol.connection_state import FIRST_CONTACT
@@ -294,7 +296,13 @@ os.register_at_fork(after_in_child=_forget_parent)
 def checked_host(connect_ip: str | None) -> str:
     """`connect_ip`, checked; for None, the address by which peers see this host."""
     if connect_ip is None:
-        return own_address()
+        if (own := own_address()) is not None:
+            return own
+        warn(
+            "this host has no default route, so its queue listens on 127.0.0.1, which no other "
+            "host can reach; pass connect_ip, the address by which the readers reach this host"
+        )
+        return "127.0.0.1"
     try:
         address = ipaddress.ip_address(connect_ip.removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -305,18 +313,6 @@ def checked_host(connect_ip: str | None) -> str:
             f"add listen_on_all=True to listen on all interfaces"
         )
     return str(address)
-
-
-def own_address() -> str:
-    """The source address of packets to other hosts; the loopback address if there is no route.
-
-    Connecting a UDP socket asks the kernel for a route and sends nothing.
-    """
-    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((anywhere, 9))
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
 
 
 def is_deserted(endpoint: Endpoint) -> bool:
