@@ -14,8 +14,9 @@ REFUSAL = "" if shutil.which("redis-server") else needs("redis-server")
 class RedisServer(Server):
     """One that runs in a folder; it can be stopped, killed and started again."""
 
-    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
+    def __init__(self, folder: Path, *options: str, tls: bool = False, config: str = "") -> None:
         self.folder, self._options = folder, options
+        self._config = [config] if config else []
         folder.mkdir(exist_ok=True)
         self.path = folder / "redis.sock"
         self.tls_port = free_port() if tls else 0
@@ -35,7 +36,7 @@ class RedisServer(Server):
 
     def launch(self) -> "subprocess.Popen[bytes]":
         command = [
-            *("redis-server", "--port", str(self.port), "--bind", "127.0.0.1"),
+            *("redis-server", *self._config, "--port", str(self.port), "--bind", "127.0.0.1"),
             *("--unixsocket", str(self.path), "--save", "", "--appendonly", "no"),
             *("--dir", str(self.folder), "--daemonize", "no", *self._options),
         ]

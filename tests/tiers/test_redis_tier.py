@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, _native
+from memlane import (
+    AccessRefused,
+    InvalidArgument,
+    InvalidType,
+    SystemFault,
+    Unsupported,
+    _native,
+)
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
-from memlane.tiers.tier import Done
+from memlane.tiers.tier import DIGEST_BYTES, Done, Namespace
 from tests.support import PATIENCE, alarms, assert_in_time, until
 from tests.support.missing import needs
 from tests.support.redis_servers import REFUSAL, RedisServer, free_port
@@ -217,6 +225,19 @@ def test_a_server_that_is_stopped(server: RedisServer, caplog: pytest.LogCapture
         assert len(lines) == 1
 
 
+def test_a_server_that_is_silent_is_not_waited_for(server: RedisServer) -> None:
+    """For longer than a second, whatever the timeout; the next calls end at once."""
+    rows = rows_of(2)
+    with RedisTier(server.url, rows, timeout=60.0, connections=1) as tier:
+        assert store(tier, 0).ok.all()
+        server.stop()
+        begun = time.monotonic()
+        assert not wait_for(tier, tier.load([key(0)], [0])).ok.any()
+        assert_in_time(2, begun)
+        assert tier.statistics().stalled
+        server.go_on()
+
+
 def test_a_server_that_is_killed(server: RedisServer) -> None:
     """In the middle; it comes back empty, which is misses, and is stored to again."""
     rows = rows_of(64, 1 << 16)
@@ -294,6 +315,8 @@ class Liar:
                         connection.sendall(b"+OK\r\n")
                     elif line == b"EXISTS":  # the question of the constructor
                         connection.sendall(b":0\r\n")
+                    elif line == b"INFO":
+                        connection.sendall(b"-ERR unknown command\r\n")
                     elif line in (b"GET", b"SET"):
                         connection.sendall(self._answers[0])
                         if len(self._answers) > 1:
@@ -393,6 +416,115 @@ def test_a_question_that_is_refused(server: RedisServer) -> None:
         assert store(tier, *range(8)).ok.all()
         assert load(tier, *range(8)).ok.all()
         assert not tier.statistics().stalled
+
+
+# Servers that are several ------------------------------------------------------------------------
+
+
+class Address:
+    """A port that leads new connections to one server or another, as the name of a service does."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                ours, _ = self._socket.accept()
+                theirs = self.server.connect()
+                for pair in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, here: socket.socket, there: socket.socket) -> None:
+        with suppress(OSError):
+            while data := here.recv(1 << 16):
+                there.sendall(data)
+        with suppress(OSError):
+            there.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def test_a_tier_follows_a_failover(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The old master keeps its connections and refuses stores; the address leads to the new one."""
+    rows = rows_of(8)
+    with RedisServer(tmp_path / "old") as old, RedisServer(tmp_path / "new") as new:
+        address = Address(old)
+        with RedisTier(address.url, rows) as tier, caplog.at_level(logging.WARNING):
+            assert store(tier, 0, 1, 2, 3).ok.all()
+            old.call("REPLICAOF", "127.0.0.1", str(new.port))
+            until(lambda: b"READONLY" in old.call("SET", "any", "thing"))
+            assert "READONLY" in (store(tier, 4).error or "READONLY")
+            address.server = new
+            until(lambda: store(tier, 5).ok.all(), "it has connected to the new master")
+            until(lambda: forgets(tier, 5), "by every connection")
+            assert store(tier, 5, 6, 7).ok.all()
+            assert load(tier, 5, 6, 7).ok.all()
+            lines = [record.message for record in caplog.records if "READONLY" in record.message]
+            assert len(lines) == len({*lines}) <= 1
+        address.close()
+
+
+def test_a_server_that_is_a_replica_for_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses stores, with one line in the log, and its blocks are loaded."""
+    rows = rows_of(4)
+    with RedisServer(tmp_path / "one") as server, RedisServer(tmp_path / "two") as other:
+        with RedisTier(server.url, rows) as tier:
+            assert store(tier, 0).ok.all()
+        other.call("REPLICAOF", "127.0.0.1", str(server.port))
+        until(lambda: len(other.names()) == 1)
+        with RedisTier(other.url, rows) as tier, caplog.at_level(logging.WARNING):
+            for number in (1, 2, 3):
+                assert "READONLY" in (store(tier, number).error or "")
+            assert load(tier, 0).ok.all()
+            assert not tier.statistics().stalled
+        lines = [record.message for record in caplog.records if "refused" in record.message]
+        assert lines == [f"a Redis tier was refused 1 blocks: {READONLY}"]
+
+
+READONLY = "READONLY You can't write against a read only replica."
+
+
+def test_a_node_of_a_cluster_is_refused_by_name(tmp_path: Path) -> None:
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with (
+        RedisServer(tmp_path / "redis", *options) as server,
+        pytest.raises(Unsupported, match="a node of a Redis Cluster"),
+    ):
+        RedisTier(server.url, rows_of(1))
+
+
+def test_a_sentinel_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "redis" / "sentinel.conf").write_text("")
+    path = str(tmp_path / "redis" / "sentinel.conf")
+    with (
+        RedisServer(tmp_path / "redis", "--sentinel", config=path) as server,
+        pytest.raises(Unsupported, match="a Redis Sentinel"),
+    ):
+        RedisTier(server.url, rows_of(1))
+
+
+def test_a_key_that_is_refused_is_not_there_and_the_others_are(server: RedisServer) -> None:
+    rows = rows_of(2)
+    begins = {Namespace(b"").digests([key(each)])[0][:1]: each for each in range(500)}
+    (good, first), (_, second) = [pair for pair in begins.items() if pair[0].isalnum()][:2]
+    with RedisTier(server.url, rows) as tier:
+        tier.store([key(first), key(second)], [0, 1])
+        assert tier.drain(PATIENCE)
+        space = server.names()[0][:-DIGEST_BYTES]
+    with RedisTier(server.url, rows) as tier:
+        assert server.call("ACL", "SETUSER", "default", "resetkeys", b"~" + space + good + b"*")
+        asked = [key(first), key(second)]
+        until(lambda: None not in tier.has(asked))
+        assert tier.has(asked) == [True, False]
 
 
 # Who may use it -----------------------------------------------------------------------------------

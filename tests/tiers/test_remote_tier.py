@@ -14,7 +14,7 @@ from memlane import InvalidArgument, SystemFault
 from memlane._base.deadline import Deadline
 from memlane.tiers.conformance import key, wait_for
 from memlane.tiers.remote.dispatcher import Dispatcher
-from memlane.tiers.remote.transport import Refusal, Refused, Unanswered
+from memlane.tiers.remote.transport import Late, Refusal, Refused, Unanswered
 from memlane.tiers.tier import Done
 from tests.support import PATIENCE, until
 from tests.support.remote_tiers import MemoryTransport, load, rows_of, store, tier_in_memory
@@ -223,3 +223,25 @@ def test_arguments_are_checked_before_anything_is_begun() -> None:
             tier.store([b""], [0])
         assert tier.drain(0)
         assert tier.poll() == []
+
+
+def test_small_answers_do_not_end_the_outage_of_large_ones() -> None:
+    """A server that answers whether a key is there, and never sends a block, is tried more and more
+    rarely."""
+
+    class Silent(MemoryTransport):
+        def get(self, *_: Any) -> list[int | Refusal]:
+            time.sleep(1.1)
+            raise Late
+
+    with tier_in_memory(rows_of(2), Silent) as tier:
+        pauses = []
+        for number in (0, 1):
+            assert not wait_for(tier, tier.load([key(number)], [0])).ok.any()
+            pauses.append(tier._state.outage.until - time.monotonic())
+            until(lambda: not tier.statistics().stalled)
+            tier.has([key(2)])
+            until(lambda: tier.has([key(2)]) == [False])
+            assert tier.drain()
+        assert pauses[0] < 1.01 < pauses[1] + 0.5
+        assert tier._state.outage.is_open

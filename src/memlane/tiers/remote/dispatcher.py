@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -23,6 +24,7 @@ from memlane._base.diagnosis import warn
 from memlane.errors import Closed, system_fault
 from memlane.tiers.remote.answers import Answers
 from memlane.tiers.remote.blocks import Blocks
+from memlane.tiers.remote.refusals import Refusals
 from memlane.tiers.remote.requests import (
     LATE,
     Awaited,
@@ -34,8 +36,8 @@ from memlane.tiers.remote.requests import (
     Request,
     Work,
 )
-from memlane.tiers.remote.transport import Late, Transport
-from memlane.tiers.remote.worker import FAIR, Connect, Queue, Worker
+from memlane.tiers.remote.transport import ENDING, FAIR, Late, Transport
+from memlane.tiers.remote.worker import Connect, Line, Queue, Worker
 from memlane.tiers.reports import Reports
 from memlane.tiers.tier import CHANGED, Done, Ticket
 from memlane.tiers.waiting import Outage, Wakeup
@@ -110,6 +112,8 @@ class Dispatcher:
         self._drains: deque[Drain] = deque()
         self._batches = 0  # at the workers
         self._waited = 0.0  # seconds without an answer, of batches whose deadlines were short
+        self._silent: set[str] = set()  # kinds of work that the server has not answered
+        self._refusals = Refusals()
         self._workers: list[Worker] = []
         self._thread = threading.Thread(target=self._run, name="memlane-tier", daemon=True)
         try:
@@ -117,7 +121,7 @@ class Dispatcher:
                 transport = None if number else first
                 self._workers.append(
                     Worker(
-                        *(number, what, prefix, blocks, connect, transport),
+                        *(number, prefix, blocks, connect, transport),
                         *(self._work, self._inbox, self.state.outage),
                     )
                 )
@@ -325,18 +329,41 @@ class Dispatcher:
                 self._finish_order(order, batch, now)
 
     def _judge(self, batch: Batch, now: float) -> None:
-        """Notes whether the server answers. Deadlines that were too short add up."""
-        state = self.state
+        """Notes whether the server answers. Deadlines that were too short add up. A server that
+        answers small requests and no large ones is silent until it has answered a large one."""
+        outage = self.state.outage
+        kind = batch.of.kind if isinstance(batch.of, Call) else "small"
         self._waited += batch.waited
         has_failed = batch.unanswered is not None or (batch.waited and self._waited >= FAIR)
-        if has_failed and state.outage.begin(now):  # a worker logs it: that may take its time
-            self._work.put((0, next(self._numbers), batch.unanswered or str(Late())))
+        if has_failed:
+            if batch.waited:
+                self._silent.add(kind)
+            if outage.begin(now):
+                why = batch.unanswered or str(Late())
+                self._log(("%s does not answer (%s); it is skipped until it does", self._what, why))
         if batch.unanswered is None and batch.refused is None and not batch.is_late():
-            state.outage.end()
+            self._silent -= {kind, "small"}
+            if not self._silent:
+                outage.end()
             self._waited = 0.0
+        if batch.refused is not None:
+            self._log_refusals([batch.refused] * len(batch.places), now)
+
+    def _log_refusals(self, reasons: Sequence[str], now: float) -> None:
+        for reason, blocks in Counter(reasons).items():
+            if said := self._refusals.record(reason, blocks, now):
+                self._log((f"{self._what} was refused %d blocks: %s", said, reason))
+
+    def _log(self, line: Line) -> None:
+        """Has a worker log it: that may take its time."""
+        self._work.put((0, next(self._numbers), line))
 
     def _finish_blocks(self, call: Call, batch: Batch, now: float) -> None:
         counts = self.state.counts
+        if batch.unanswered is None:
+            known = (CHANGED, LATE, ENDING)
+            texts = [each for each in batch.outcomes if isinstance(each, str)]
+            self._log_refusals([each for each in texts if each not in known], now)
         self.state.under_way -= len(batch.places)
         for place, outcome in zip(batch.places, batch.outcomes, strict=True):
             if outcome is True or outcome is False or outcome == CHANGED:

@@ -34,6 +34,7 @@ from memlane.tiers.remote.blocks import HEADER
 from memlane.tiers.remote.packs import KEY_BYTES, Index, Pack, now_ms, path_from, path_of
 from memlane.tiers.remote.tier import RemoteTier
 from memlane.tiers.remote.transport import (
+    ENDING,
     Late,
     Refusal,
     Refused,
@@ -545,7 +546,7 @@ class _Requests(Transport):
             _process.busy.add(self)
             try:
                 if _process.is_over:
-                    raise Refused("the interpreter ends")
+                    raise Refused(ENDING)
                 if self._loop is None:
                     self._loop = _Loop()
                 self._task = self._loop.create_task(_until(work, end))
@@ -560,7 +561,7 @@ class _Requests(Transport):
         if isinstance(error, TimeoutError):
             raise Late
         if isinstance(error, asyncio.CancelledError):
-            raise Refused("the interpreter ends")
+            raise Refused(ENDING)
         raise self._as_own(error) from error  # also a panic of obstore's
 
     def _as_own(self, error: BaseException) -> Unanswered | Refused:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
 
 from memlane import _native
@@ -22,7 +25,15 @@ from memlane._base.deadline import Deadline
 from memlane._importing import fork_waits
 from memlane.errors import AccessRefused, InvalidArgument, Unsupported, system_fault
 from memlane.tiers.remote.tier import RemoteTier
-from memlane.tiers.remote.transport import Cut, Late, Refusal, Refused, Transport, Unanswered
+from memlane.tiers.remote.transport import (
+    FAIR,
+    Cut,
+    Late,
+    Refusal,
+    Refused,
+    Transport,
+    Unanswered,
+)
 from memlane.tiers.tier import text
 
 _MOST_PARTS = 512  # of one sendmsg; the system takes 1024
@@ -39,9 +50,11 @@ class RedisTier(RemoteTier):
                 ...
 
     Each block has a CRC-32C seeded with its key: bytes other than those that were stored are a
-    miss. A server that does not answer is not tried for a second, then two, up to a minute;
-    meanwhile its blocks fail at once, and the log says so once. Anyone who can read the server can
-    read the blocks, and blocks reveal prompts: use a password and `rediss://`.
+    miss. A server that is silent for a second is not tried for a second, then two, up to a minute;
+    meanwhile its blocks fail at once, and the log says so once. One that answers READONLY has lost
+    its part as master in a failover: the tier resolves the address again and connects to what is
+    there then. Anyone who can read the server can read the blocks, and blocks reveal prompts: use
+    a password and `rediss://`.
 
     A batch of up to 32 blocks, or 4 MiB, is under way on each connection; each has a thread, and
     memory for a batch.
@@ -69,7 +82,8 @@ class RedisTier(RemoteTier):
 
         Raises:
             InvalidType, InvalidArgument: an argument is not valid.
-            Unsupported: redis-py is not installed.
+            Unsupported: redis-py is not installed; or the server is a node of a Redis Cluster or
+                a Sentinel: the tier needs the address of one server that has all keys.
             AccessRefused: the password is wrong, or the server's certificate is not trusted.
             SystemFault: the server cannot be reached, or does not speak Redis.
         """
@@ -87,13 +101,20 @@ class RedisTier(RemoteTier):
             raise InvalidArgument(f"redis-py does not accept this url: {error}") from None
 
         def connect(deadline: Deadline) -> _Connection:
-            return _Connection(pool, deadline, seconds)
+            return _Connection(pool, deadline, seconds, FAIR)
 
         def connect_first(deadline: Deadline) -> _Connection:
             try:
-                made = connect(deadline)
+                made = _Connection(pool, deadline, seconds, deadline.left())
                 try:
-                    made.ask([b"memlane"], deadline)
+                    (answer,) = made.ask([b"memlane:"], deadline)
+                    with suppress(Unanswered, Refused):
+                        # Not by the same one: a proxy may close it for a command that it lacks.
+                        other = _Connection(pool, deadline, seconds, FAIR)
+                        with closing(other):
+                            other.refuse_parts(deadline)
+                    if isinstance(answer, Refusal):
+                        raise Refused(answer)
                 except BaseException:
                     made.close()
                     raise
@@ -132,7 +153,8 @@ def _is_about_certificates(error: BaseException | None) -> bool:
 class _Connection(Transport):
     """One connection of redis-py."""
 
-    def __init__(self, pool: Any, deadline: Deadline, ttl: int | None) -> None:
+    def __init__(self, pool: Any, deadline: Deadline, ttl: int | None, patience: float) -> None:
+        """`patience`: seconds for which the server may be silent while it is connected to."""
         with fork_waits:
             import redis
             from redis.backoff import NoBackoff
@@ -142,8 +164,8 @@ class _Connection(Transport):
         settings = {
             # The pool's notifications need RESP3.
             **{k: v for k, v in pool.connection_kwargs.items() if "maint_notifications" not in k},
-            "socket_timeout": deadline.left(),
-            "socket_connect_timeout": deadline.left(),
+            "socket_timeout": min(patience, deadline.left()),
+            "socket_connect_timeout": min(patience, deadline.left()),
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # the tier decides when to try again
         }
@@ -153,29 +175,46 @@ class _Connection(Transport):
         self._socket: socket.socket = self._connection._sock
         self._is_plain = not isinstance(self._socket, ssl.SSLSocket)
         self._options = [b"NX"] if ttl is None else [b"NX", b"EX", b"%d" % ttl]
+        self._begun = time.monotonic()
+
+    def refuse_parts(self, deadline: Deadline) -> None:
+        """Raises Unsupported if this is no server that has all keys."""
+        (answer,) = self.ask([b"memlane:"], deadline)
+        if isinstance(answer, Refusal) and answer.startswith(("MOVED", "ASK ")):
+            mode = b"cluster"
+        else:
+            about = self._control(deadline, b"INFO", b"server")
+            found = re.search(rb"(?:redis|server)_mode:(\w+)", about)
+            mode = b"" if found is None else found[1]
+        if mode == b"cluster":
+            raise Unsupported(
+                "the server is a node of a Redis Cluster, which has only a part of the keys; use a "
+                "server without cluster mode, or a proxy"
+            )
+        if mode == b"sentinel":
+            raise Unsupported(
+                "the server is a Redis Sentinel, which stores no blocks; use an address that leads "
+                "to the master"
+            )
 
     # What a tier does ----------------------------------------------------------------------------
 
-    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool | Refusal]:
         found = self._do(b"EXISTS", names, b":", [None] * len(names), deadline)
-        for each in found:
-            if isinstance(each, Refusal):
-                raise Refused(each)
-        return [cast(int, each) > 0 for each in found]
+        return [each if isinstance(each, Refusal) else each > 0 for each in found]
 
     def put(
         self, names: Sequence[bytes], values: Sequence[_Value], deadline: Deadline
     ) -> list[Refusal | None]:
-        absent = [*range(len(names))]
-        with suppress(Refused):  # then the server refuses each, or not
-            is_there = self.ask(names, deadline)
-            absent = [at for at, has in enumerate(is_there) if not has]
+        is_there = self.ask(names, deadline)  # one that is refused may be taken
+        absent = [at for at, has in enumerate(is_there) if has is not True]
         refusals: list[Refusal | None] = [None] * len(names)
         some = [names[at] for at in absent]
         nowhere = [None] * len(absent)
         sent = self._do(b"SET", some, b"+$", nowhere, deadline, [values[at] for at in absent])
         for at, answer in zip(absent, sent, strict=True):
             if isinstance(answer, Refusal):
+                self._follow(answer)
                 refusals[at] = answer
             elif answer not in (0, -1):  # OK, or there is one
                 raise Unanswered(f"it answers SET by {answer} bytes")
@@ -202,6 +241,12 @@ class _Connection(Transport):
 
     def close(self) -> None:
         self._connection.disconnect()
+
+    def _follow(self, refusal: str) -> None:
+        """Raises Cut if the server is no master any more: its address may lead to another one by
+        now. Once a second at most: it may be a replica for good."""
+        if refusal.startswith("READONLY") and time.monotonic() - self._begun >= FAIR:
+            raise Cut(refusal)
 
     # Blocks --------------------------------------------------------------------------------------
 
@@ -230,6 +275,10 @@ class _Connection(Transport):
         if not self._is_plain:
             return self._by_client(command, names, into, deadline, values)
         self._send(_commands(command, names, values, self._options), deadline)
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        if not ready.poll(1000 * min(FAIR, deadline.left(1e9))):
+            raise Late
         found, fault, number, line = _native.read_replies(
             self._socket.fileno(), deadline.left(1e9), kinds.decode(), list(into)
         )
@@ -255,7 +304,7 @@ class _Connection(Transport):
             while at < len(waiting):
                 if deadline.has_passed():
                     raise Late
-                self._socket.settimeout(deadline.left(1e9))
+                self._socket.settimeout(min(FAIR, deadline.left(1e9)))
                 sent = self._socket.sendmsg(waiting[at : at + _MOST_PARTS])
                 while at < len(waiting) and sent >= waiting[at].nbytes:
                     sent -= waiting[at].nbytes
@@ -312,6 +361,7 @@ class _Connection(Transport):
             try:
                 return self._connection.read_response(disable_decoding=True)
             except self._redis.ResponseError as error:
+                self._follow(self._text(error))
                 raise Refused(self._text(error)) from error
 
     def _text(self, error: Exception) -> str:
@@ -335,7 +385,7 @@ class _Connection(Transport):
         redis = self._redis
         try:
             with suppress(AttributeError):  # it is not connected yet
-                self._socket.settimeout(max(1e-6, deadline.left(1e9)))
+                self._socket.settimeout(max(1e-6, min(FAIR, deadline.left(1e9))))
             yield
         except (redis.RedisError, OSError, UnicodeError) as error:
             why = str(error) or type(error).__name__

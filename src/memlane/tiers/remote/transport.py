@@ -9,6 +9,13 @@ from collections.abc import Sequence
 from memlane._base.deadline import Deadline
 from memlane.tiers.tier import DIGEST_BYTES
 
+FAIR = 1.0
+"""Seconds without any answer after which a server counts as silent."""
+
+
+ENDING = "the interpreter ends"
+"""A refusal that is no server's."""
+
 
 class Unanswered(Exception):
     """The server cannot be reached, or does not answer; it is not tried again for a while. The text
@@ -56,8 +63,8 @@ class Transport(ABC):
     """
 
     @abstractmethod
-    def ask(self, names: Sequence[bytes], deadline: Deadline) -> list[bool]:
-        """Returns for each name whether there is a value."""
+    def ask(self, names: Sequence[bytes], deadline: Deadline) -> Sequence[bool | Refusal]:
+        """Returns for each name whether there is a value, or why the server does not say."""
 
     @abstractmethod
     def put(

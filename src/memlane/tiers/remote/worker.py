@@ -14,16 +14,18 @@ from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import warn
 from memlane.tiers.remote.blocks import Blocks, changed
 from memlane.tiers.remote.requests import LATE, Batch, Call, Order, Question
-from memlane.tiers.remote.transport import Cut, Late, Refused, Transport, Unanswered
+from memlane.tiers.remote.transport import FAIR, Cut, Late, Refusal, Refused, Transport, Unanswered
 from memlane.tiers.waiting import Outage
 
-FAIR = 1.0  # seconds of waiting after which a server counts as silent
 _LONGEST = 3600.0  # seconds that a server may take, whatever the deadline
 
 Connect = Callable[[Deadline], Transport]
 """Makes a connection, or raises Unanswered."""
 
-Queue = PriorityQueue[tuple[float, int, Batch | str | None]]
+Line = tuple[str, int | str, str]
+"""A line of the log: the text, and what its %s and %d stand for."""
+
+Queue = PriorityQueue[tuple[float, int, Batch | Line | None]]
 """Work by priority and number: a batch, a line for the log, or None, which ends a worker."""
 
 
@@ -33,7 +35,6 @@ class Worker:
     def __init__(
         self,
         number: int,
-        what: str,
         prefix: bytes,
         blocks: Blocks,
         connect: Connect,
@@ -48,7 +49,7 @@ class Worker:
         done: where they go.
         outage: read only: whether the server is not to be tried.
         """
-        self._what, self._prefix, self._blocks = what, prefix, blocks
+        self._prefix, self._blocks = prefix, blocks
         self._connect, self._transport = connect, transport
         self._work, self._done, self._outage = work, done, outage
         self._staging = blocks.staging()
@@ -68,9 +69,9 @@ class Worker:
 
     def _run(self) -> None:
         while (batch := self._work.get()[2]) is not None:
-            if isinstance(batch, str):
+            if isinstance(batch, tuple):
                 with suppress(Exception):
-                    warn("%s does not answer (%s); it is skipped until it does", self._what, batch)
+                    warn(*batch)
                 continue
             self._attempt(batch)
             self._done.put(batch)
@@ -140,7 +141,11 @@ class Worker:
                     with suppress(Refused):  # else they could not be stored again
                         transport.remove([names[at] for at in bad], self._left(batch))
             case Question():
-                outcomes = [*transport.ask(names, self._left(batch))]
+                found_there = transport.ask(names, self._left(batch))
+                refused = [str(each) for each in found_there if isinstance(each, Refusal)]
+                if refused and len(refused) == len(names):
+                    raise Refused(refused[0])
+                outcomes = [each is True for each in found_there]
             case Order(kind="forget"):
                 transport.remove(names, self._left(batch))
                 return
