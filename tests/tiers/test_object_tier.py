@@ -629,6 +629,42 @@ def test_bad_arguments(shared: ObjectServer) -> None:
     assert not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
 
 
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({"AWS_ALLOW_HTTP": "true"}, {}),
+        ({}, {"allow_http": True}),
+        ({}, {"aws_allow_http": "true"}),
+        ({}, {"AWS_ALLOW_HTTP": "true", "timeout": 60}),
+        ({"AWS_ALLOW_HTTP": "false"}, {"client_options": {"allow_http": True}}),
+    ],
+)
+def test_options_of_the_client(
+    own: Place, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], options: Any
+) -> None:
+    """Count in the environment, beside those of the store, and as `client_options`, which come
+    first."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    server = {name: value for name, value in own.server.options.items() if name != "client_options"}
+    with ObjectTier(own.url, rows_of(1), **(server | options)) as tier:
+        assert store(tier, 0).ok.all()
+
+
+def test_a_panic_of_obstore_is_one_of_our_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Rust it is no Exception, and would end a program that handles all of them."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_: Any, **__: Any) -> Any:
+        raise PanicException("a prefix was expected")
+
+    monkeypatch.setattr("obstore.store.from_url", panic)
+    with pytest.raises(InvalidArgument, match="or these options: a prefix was expected"):
+        ObjectTier("s3://bucket", rows_of(1))
+
+
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(Unsupported, match=r"pip install 'memlane\[s3\]'"):

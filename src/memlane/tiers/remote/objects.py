@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -101,7 +101,9 @@ class ObjectTier(RemoteTier):
             rows, namespace, timeout, connections: as of every `Tier`; timeout in seconds, also of
                 a request.
             options: of obstore's `from_url`, such as `endpoint`, `region`, `access_key_id`,
-                `client_options` and `retry_config`.
+                `client_options` and `retry_config`. Those of the client, such as `allow_http`, may
+                also stand beside the others, or in the environment, as `AWS_ALLOW_HTTP`; what is
+                passed here counts before the environment.
 
         Raises:
             InvalidType, InvalidArgument: an argument is not valid.
@@ -139,6 +141,31 @@ class ObjectTier(RemoteTier):
         )
 
 
+_CLIENT = {
+    *("allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type"),
+    *("http1_only", "http2_only", "http2_keep_alive_interval", "http2_keep_alive_timeout"),
+    *("http2_keep_alive_while_idle", "http2_max_frame_size", "pool_idle_timeout"),
+    *("pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate", "proxy_excludes"),
+    *("randomize_addresses", "timeout", "user_agent"),
+}
+_PREFIXES = {
+    **dict.fromkeys(("s3:", "s3a:"), "aws_"),
+    "gs:": "google_",
+    **dict.fromkeys(("az:", "azure:", "adl:", "abfs:", "abfss:"), "azure_"),
+}
+
+
+def _client_options(prefixes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of the HTTP client, by the names that they have behind these prefixes."""
+    found = {}
+    for key, value in options.items():
+        for prefix in prefixes:
+            name = key.lower()[len(prefix) :]
+            if name in _CLIENT and key.lower() == prefix + name:
+                found[name] = value
+    return found
+
+
 def _open(obstore: Any, url: str, timeout: float, options: dict[str, Any]) -> Any:
     """Returns the store of that URL. No request is made."""
     errors = obstore.exceptions
@@ -146,18 +173,26 @@ def _open(obstore: Any, url: str, timeout: float, options: dict[str, Any]) -> An
     client = {"timeout": limit, "connect_timeout": min(limit, timedelta(seconds=5))}
     retry = {"max_retries": 2, "retry_timeout": limit}
     settings: dict[str, Any] = {"automatic_cleanup": True} if url.startswith("file:") else {}
-    settings |= options
+    prefixes = [each for start, each in _PREFIXES.items() if url.startswith(start)]
+    # obstore reads those of the environment only if it is given none, and panics at those that
+    # stand beside the options of the store.
+    client |= _client_options(prefixes, os.environ)
+    beside = _client_options(["", *prefixes], options)
+    settings |= {k: v for k, v in options.items() if not _client_options(["", *prefixes], {k: v})}
     try:
-        settings["client_options"] = client | (options.get("client_options") or {})
+        settings["client_options"] = client | beside | (options.get("client_options") or {})
         settings["retry_config"] = retry | (options.get("retry_config") or {})
         store = obstore.store.from_url(url, **settings)
-    except (errors.BaseError, ValueError, TypeError, KeyError) as error:
+    except BaseException as error:
+        is_refusal = isinstance(error, (errors.BaseError, ValueError, TypeError, KeyError))
+        if not is_refusal and type(error).__name__ != "PanicException":  # it is no Exception
+            raise
         if "LocalFileSystem" in str(error):
             why = f"cannot use the object store: {_text(error)}"
             raise system_fault(errno.ENOENT, why) from None
         raise InvalidArgument(
             f"obstore does not accept this url or these options: {_text(error)}"
-        ) from None
+        ) from None  # what it says may have a password
     if isinstance(store, obstore.store.HTTPStore):
         raise InvalidArgument(f"url must be of an object store, not {url.partition(':')[0]}")
     return store
