@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 _NEEDS = ("rich", "typer")  # of the extra `cli`
 
@@ -11,6 +12,7 @@ def main() -> None:
     """Runs the command line.
 
     Without the extra only `doctor` runs, plain; everything else names the extra and exits with 2.
+    A fault of the command itself is exit code 4: Python's own 1 would say that somebody is stuck.
     """
     try:
         from memlane.cli.app import app
@@ -26,7 +28,11 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    app(prog_name="memlane")
+    try:
+        app(prog_name="memlane")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(4)
 
 
 if __name__ == "__main__":

@@ -238,6 +238,9 @@ class RingSegment(HeldSegment):
     def openings(self) -> list[int]:
         """How often each reader's place was opened again."""
 
+    def note_work(self, id: bytes) -> None:
+        """Shows observers which ring has the messages that this one answers."""
+
     @property
     def descriptor(self) -> int:
         """The number of its descriptor in this process."""

@@ -12,8 +12,7 @@ import pytest
 
 from memlane import MessageQueue, ShmRingBuffer, inspect
 from memlane.inspect.looks import Looks
-from memlane.inspect.segment import Participant, Segment
-from memlane.inspect.waits import waits_in
+from memlane.inspect.segment import Segment
 from memlane.tiers import BlockPool
 from memlane.tiers.conformance import wait_for
 from tests.support import PATIENCE, assert_in_time, until
@@ -272,22 +271,6 @@ def test_stuck_after_nonsense(after: float) -> None:
     """It is refused."""
     with refuses(ValueError):
         inspect.stuck(after)
-
-
-def test_a_reader_of_a_blocked_writer_waits_for_it() -> None:
-    """In a made-up segment: the writer's own line names the cause."""
-    writer = Participant("writer", None, 1, 0.0, "running", 2, 0, 0.0, "waiting", 0.0)
-    slow = Participant("reader", 0, 2, 0.0, "running", 0, 2, 0.0)
-    quick = Participant("reader", 1, 3, 0.0, "running", 2, 0, 0.0, "waiting", 0.0)
-    segment = Segment(
-        "q", "queue", True, False, (), (), 0, 0, 0.0, participants=(writer, slow, quick)
-    )
-    first, second = waits_in(segment, [0], 1.0, 10.0)
-    assert (first.waiter, first.awaited) == (writer, (slow,))
-    assert "computes" in first.advice
-    assert (second.waiter, second.awaited) == (quick, (writer,))
-    assert "its own line names the cause" in second.advice
-    assert waits_in(segment, [0], 11.0, 10.0) == []
 
 
 def test_a_pool() -> None:

@@ -73,6 +73,7 @@ void bind_broadcast(nb::module_& m) {
                     "slot"_a, "Attaches to a segment that a process of this user has open, also if it has no name any more.")
         .def_prop_ro("is_latest", &RingSegment::is_latest, "Whether readers get the latest message only.")
         .def("openings", &RingSegment::openings, "How often each reader's place was opened again.")
+        .def("note_work", &RingSegment::note_work, "id"_a, "Shows observers which ring has the messages that this one answers.")
         .def_prop_ro("descriptor", &RingSegment::descriptor, "The number of its descriptor in this process.")
         .def_prop_ro("reserved_bytes", &RingSegment::reserved,
                      "Bytes reserved of each chunk by the creator, according to the header.")

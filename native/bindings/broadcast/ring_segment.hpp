@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -77,6 +78,14 @@ public:
         std::vector<std::uint32_t> all(geometry_.n_reader);
         for (std::size_t r = 0; r < all.size(); ++r) all[r] = participants.openings(1 + r);
         return all;
+    }
+
+    // For observers: the messages here answer those of the ring with that id.
+    void note_work(const nb::bytes& id) {
+        check_open();
+        std::uint64_t words[2];
+        std::memcpy(words, to_array<core::SegmentId>(id).data(), sizeof words);
+        for (std::size_t i = 0; i < 2; ++i) core::store_relaxed(segment_->header().answers_to[i], words[i]);
     }
 
     // A memoryview of bytes that Python knows to lie in the ring. Reserves the space of every chunk in them.

@@ -84,11 +84,13 @@ class Condition:
         words: the same in words, with where its main thread sleeps.
         sleeps_in: the function of the kernel in which that thread sleeps; empty if it does not, or
             this user may not know.
+        is_in_state_d: that thread waits for a device, and no signal reaches it.
     """
 
     state: Literal["running", "stopped", "traced", "frozen"]
     words: str
     sleeps_in: str = ""
+    is_in_state_d: bool = False
 
 
 def condition(pid: int, started: int) -> Condition | None:
@@ -113,7 +115,8 @@ def condition(pid: int, started: int) -> Condition | None:
         case "Z":
             return Condition("running", "running, but its main thread has ended")
         case "D":
-            return Condition("running", f"running, its main thread in state D ({where})", where)
+            words = f"running, its main thread in state D ({where})"
+            return Condition("running", words, where, is_in_state_d=True)
     if not where:
         return Condition("running", "running")
     words = f"running, its main thread asleep in the kernel ({where})"

@@ -18,7 +18,13 @@ from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
 from memlane._native import RingGather, RingReader, RingSegment, RingWriter, after_return
 from memlane.broadcast.any_queue import AnyQueue, M
-from memlane.broadcast.handle import FORMAT_VERSION, RingAddress, checked_rank, id_in
+from memlane.broadcast.handle import (
+    FORMAT_VERSION,
+    RingAddress,
+    checked_rank,
+    id_in,
+    id_of_requests,
+)
 from memlane.broadcast.local import RESERVED_CHUNK_BYTES, LocalEnd, has_ended
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from memlane._native import RingGeometry
+    from memlane.broadcast.queue import MessageQueue
     from memlane.broadcast.statistics import ReaderState
 
 _NOTHING = object()
@@ -475,6 +482,21 @@ class Gather(AnyQueue[M]):
         self._is_closed = True
         self._end.close()
         self._disown()
+
+    def answers(self, work: MessageQueue[Any]) -> None:
+        """Shows observers that the messages of this gather answer those of `work`, as
+        `MessageQueue.answers`.
+
+        Raises:
+            InvalidType: `work` is not a MessageQueue.
+            Closed: this gather was closed.
+        """
+        requests = id_of_requests(work)
+        self._end.check()
+        ends = [self._writer] if self._reader is None else self._reader.rings
+        for end in ends:
+            if end is not None and not end.native.is_closed:
+                end.segment.note_work(requests)
 
     def __repr__(self) -> str:
         role = "reader" if self._writer is None else f"writer {self._writer.rank}"

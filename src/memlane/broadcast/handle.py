@@ -227,6 +227,14 @@ def checked_rank(rank: object) -> int:
     return number
 
 
+def id_of_requests(work: object) -> bytes:
+    """The id of the queue that `answers` was given; raises InvalidType if it is no MessageQueue."""
+    handle = getattr(work, "handle", None)
+    if not isinstance(handle, Handle):
+        raise InvalidType(f"answers() needs the MessageQueue of the requests, not {work!r}")
+    return id_in(handle.queue_id)
+
+
 def checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
     """The ranks of `count` local readers; `range(count)` if `ranks` is None."""
     if ranks is None:

@@ -17,7 +17,13 @@ from memlane._importing import fork_waits
 from memlane._native import after_return
 from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, Readers, queue_over_group
-from memlane.broadcast.handle import Handle, address_in, checked_rank, checked_ranks
+from memlane.broadcast.handle import (
+    Handle,
+    address_in,
+    checked_rank,
+    checked_ranks,
+    id_of_requests,
+)
 from memlane.broadcast.local import (
     LocalReader,
     LocalWriter,
@@ -441,6 +447,21 @@ class MessageQueue(AnyQueue[M]):
             self._disown()
             raise
         self._disown()
+
+    def answers(self, work: MessageQueue[Any]) -> None:
+        """Shows observers that the messages of this queue answer those of `work`.
+
+        `memlane stuck` then knows that a reader of this queue, which has sent `work`, waits for the
+        process that has to answer, and does not take it for an idle one. Either end may call it,
+        once; without a ring on this host it has no effect.
+
+        Raises:
+            InvalidType: `work` is not a MessageQueue.
+            Closed: this queue was closed.
+        """
+        requests = id_of_requests(work)
+        if (ring := self._end.segment) is not None:
+            ring.note_work(requests)
 
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"

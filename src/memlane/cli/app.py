@@ -1,7 +1,7 @@
 """The commands and their options; each is implemented in a module of its own.
 
 Exit codes: 0; 1 if somebody is stuck (`stuck`) or something will cause trouble (`doctor`);
-2 for bad input.
+2 for bad input; 3 if `stuck` cannot decide; 4 if the command itself failed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 import memlane
-from memlane.errors import MemlaneError
+from memlane.errors import InvalidArgument, MemlaneError
 
 app = typer.Typer(
     help="Shows memlane's segments in shared memory, who holds them, and who is stuck.",
@@ -29,19 +29,22 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def fail(text: str) -> typer.Exit:
+def fail(text: str, code: int = 2) -> typer.Exit:
     """Writes one line to standard error; to be raised."""
     print(f"memlane: {text}", file=sys.stderr)
-    return typer.Exit(2)
+    return typer.Exit(code)
 
 
 @contextmanager
 def _in_a_line(trouble: str = "") -> Iterator[None]:
-    """What fails in the block is one line and exit code 2; `trouble` is what an OSError means."""
+    """What fails in the block is one line and an exit code: 2 if the caller can correct it, else 4.
+    `trouble` is what an OSError means."""
     try:
         yield
-    except MemlaneError as error:
+    except InvalidArgument as error:
         raise fail(str(error)) from None
+    except MemlaneError as error:
+        raise fail(str(error), 4) from None
     except OSError as error:
         if not trouble:
             raise

@@ -17,14 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from memlane._base import processes
 from memlane._base.blame import blocked, listed
 from memlane.cli.ls import as_json
 from memlane.cli.show import json_text, short_name
 from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space
-from memlane.inspect.waits import Wait, headline
+from memlane.inspect.waits import Wait, headline, title_of
 from memlane.metrics import exposition
 from memlane.metrics.catalogue import measure
 
@@ -73,30 +72,28 @@ class Source:
     def as_json(self) -> dict[str, Any]:
         """Bytes and seconds, as `memlane ls --json`, and who is stuck."""
         look = self.look()
-        names = {
-            who.pid: processes.name_of(who.pid)
-            for segment in look.segments
-            for who in segment.participants
-            if who.pid is not None
-        }
+        names: dict[int, str] = {}
+        for segment in look.segments:
+            for who in segment.participants:
+                if who.pid is not None:
+                    names[who.pid] = names.get(who.pid) or title_of(who)
         return {
             "at": time.time() - (time.monotonic() - look.at),
             "host": socket.gethostname(),
             "shm": free_space(),
             "segments": [as_json(segment, None) for segment in look.segments],
             "names": {str(pid): name for pid, name in names.items()},
-            "stuck": [_stuck(wait, names) for wait in look.waits if not wait.is_in_turn],
+            "stuck": [
+                _stuck(wait) for wait in look.waits if not (wait.is_in_turn or wait.is_start)
+            ],
         }
 
 
-def _stuck(wait: Wait, names: dict[int, str]) -> dict[str, Any]:
-    def name(pid: int | None) -> str:
-        return "" if pid is None else names.get(pid, "")
-
+def _stuck(wait: Wait) -> dict[str, Any]:
     awaited = listed(wait.facts)
     if wait.absent_elsewhere:
         awaited += f" and {wait.absent_elsewhere} readers on other hosts"
-    first = headline(wait, short_name(wait.segment), name(wait.waiter.pid))
+    first = headline(wait, short_name(wait.segment))
     return {
         "segment": wait.segment,
         "waiter": wait.waiter.pid,

@@ -127,11 +127,6 @@ def short_name(name: str) -> str:
     return name
 
 
-def name(pid: int | None) -> str:
-    """Title, or program and script, never arguments; empty if it has ended, or there is none."""
-    return "" if pid is None else processes.name_of(pid)
-
-
 def process(pid: int) -> str:
     """Pid and title, or program and script, never arguments."""
     return f"{pid} {processes.name_of(pid)}".rstrip()

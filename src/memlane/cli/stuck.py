@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from memlane._base.blame import sentence
+from memlane._base.blame import listed, sentence
 from memlane.cli import show
 from memlane.inspect import Participant, Wait, segments, stuck
+from memlane.inspect.decisions import judged, process_of
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import ForeignWait, Geometry
-from memlane.inspect.stacks import NoStack, Stack, stack
-from memlane.inspect.waits import headline
+from memlane.inspect.stacks import NoStack, Stack, stack, stacks_of
+from memlane.inspect.waits import headline, title_of
 
+STUCK, UNDECIDED = 1, 3  # exit codes; 0: nobody is stuck
 _SHOWN = 6  # frames of a stack; JSON has them all
 
 Key = tuple[object, ...]
@@ -46,22 +48,48 @@ class Look:
     """What one look has found: the waits, the stacks of suspects, and what cannot be decided."""
 
     def __init__(self, asked: Asked) -> None:
-        self.own = [wait for wait in stuck(asked.after) if asked.pid in (None, *_pids(wait))]
+        waits = [wait for wait in stuck(asked.after) if asked.pid in (None, *_pids(wait))]
+        self.stacks = _stacks_of(waits, asked.dump)
+        self.own = [judged(wait, self.stacks) for wait in waits]
         take = _no_stack if asked.dump == "none" else stack
         seen, self.notes = rings.stuck(asked.after, take, asked.geometry)
         self.foreign = [wait for wait in seen if asked.pid in (None, *_foreign_pids(wait))]
-        self.stacks = _stacks_of(self.own, asked.dump)
         self.now = time.monotonic()
 
+    @property
+    def code(self) -> int:
+        """The exit code: 1 if somebody is stuck, 3 if that cannot be decided."""
+        if self.foreign or any(wait.is_decided and not wait.is_start for wait in self.own):
+            return STUCK
+        is_open = self.notes or any(not wait.is_decided for wait in self.own)
+        return UNDECIDED if is_open else 0
+
     def found(self) -> Iterator[tuple[Key, dict[str, Any], list[str]]]:
-        """For each wait: what tells it from others, its JSON, and its lines."""
+        """For each wait, starts left out: what tells it from others, its JSON, and its lines."""
         # A writer's own wait comes before those of the readers that wait for it in turn.
         for wait in sorted(self.own, key=lambda wait: (wait.segment, wait.waiter.rank is not None)):
-            key = (wait.segment, wait.waiter.pid, wait.waiter.activity_since)
-            yield key, self._json(wait), self._lines(wait)
+            if not wait.is_start:
+                key = (wait.segment, wait.waiter.pid, wait.reason, wait.waiter.activity_since)
+                yield key, self._json(wait), self._lines(wait)
         for other in self.foreign:
             pids = tuple(who.pid for who in other.awaited)
             yield (other.segment, other.reason, pids), _foreign_json(other), _foreign_lines(other)
+
+    def starts(self) -> list[Wait]:
+        """Waits in `wait_until_ready`: somebody starts, which may take long and is no stall."""
+        return [wait for wait in self.own if wait.is_start]
+
+    def start_lines(self) -> list[str]:
+        """A line for each start."""
+        return [
+            f"starting: {headline(wait, show.short_name(wait.segment))}; waiting for "
+            + (listed(wait.facts) or f"{wait.absent_elsewhere} readers on other hosts")
+            for wait in self.starts()
+        ]
+
+    def start_json(self) -> list[dict[str, Any]]:
+        """The same for programs."""
+        return [self._json(wait) for wait in self.starts()]
 
     def _json(self, wait: Wait) -> dict[str, Any]:
         """Seconds instead of times; a stack as a list of lines, the innermost first."""
@@ -73,6 +101,8 @@ class Look:
             "awaited": [self._participant(who) for who in wait.awaited],
             "absent_elsewhere": wait.absent_elsewhere,
             "advice": wait.advice,
+            "decided": wait.is_decided,
+            "deadlock": wait.is_deadlock,
         }
 
     def _participant(self, who: Participant) -> dict[str, Any]:
@@ -80,7 +110,7 @@ class Look:
             "role": who.role,
             "rank": who.rank,
             "pid": who.pid,
-            "name": show.name(who.pid),
+            "name": title_of(who),
             "state": who.state,
             "activity": who.activity,
             "behind": who.behind,
@@ -103,8 +133,12 @@ class Look:
         who = wait.waiter
         name = who.role if who.rank is None else f"{who.role} {who.rank}"
         if wait.is_in_turn:
-            return [f"{name} (pid {who.pid}{_titled(who.pid)}) waits for that writer in turn"]
-        made = [headline(wait, show.short_name(wait.segment), show.name(who.pid))]
+            title = title_of(who)
+            process = f"pid {who.pid} {title}".rstrip()
+            return [f"{name} ({process}) waits for that writer in turn"]
+        made = [headline(wait, show.short_name(wait.segment))]
+        if not wait.is_decided:
+            made.append("  undecided: one of these")
         for awaited, facts in zip(wait.awaited, wait.facts, strict=True):
             made.append(f"  waits for {sentence(facts)}")
             seen = None if awaited.pid is None else self.stacks.get(awaited.pid)
@@ -135,26 +169,27 @@ def _no_stack(pid: int) -> NoStack:
 
 
 def _stacks_of(waits: Iterable[Wait], dump: Dump) -> Stacks:
-    """By pid. Of the suspects: those that live, but not those that wait for somebody else."""
+    """By pid. Of the suspects: those that live, but not those that wait for somebody else, unless
+    it is for each other. Only processes that are known to take part, all at once."""
     if dump == "none":
         return {}
-    pids = {who.pid for wait in waits for who in wait.awaited if _is_suspect(who)}
+    suspects = [who for wait in waits for who in wait.awaited if _is_suspect(who)]
+    suspects += [
+        who for wait in waits if wait.is_deadlock for who in (wait.waiter, wait.awaited[0])
+    ]
     if dump == "all":
         names = {wait.segment for wait in waits}
         for segment in segments():
             if segment.name in names:
-                pids.update(who.pid for who in segment.participants)
-    return {pid: stack(pid) for pid in sorted(pid for pid in pids if pid is not None)}
+                suspects += segment.participants
+    return stacks_of(
+        {each.pid: each.start_ticks for each in filter(None, map(process_of, suspects))}
+    )
 
 
 def _is_suspect(who: Participant) -> bool:
     is_waiting = who.activity in ("waiting", "attaching") and who.state != "stopped"
-    return who.state in ("running", "stopped") and not is_waiting
-
-
-def _titled(pid: int | None) -> str:
-    title = show.name(pid)
-    return f" {title}" if title else ""
+    return not is_waiting
 
 
 def _frames(frames: Sequence[str]) -> list[str]:
@@ -199,15 +234,19 @@ def look(asked: Asked) -> int:
     seen = Look(asked)
     found = list(seen.found())
     if asked.prints_json:
-        answer = {"stuck": [made for _, made, _ in found], "undecided": seen.notes}
+        answer = {
+            "stuck": [made for _, made, _ in found],
+            "starting": seen.start_json(),
+            "undecided": seen.notes,
+        }
         show.print_json(answer)
-        return int(bool(found))
+        return seen.code
     console = show.console()
     show.print_lines(console, [line for _, _, lines in found for line in lines])
-    show.print_lines(console, seen.notes)
-    if not found:
+    show.print_lines(console, [*seen.start_lines(), *seen.notes])
+    if not (found or seen.notes):
         console.print(f"nobody has waited for longer than {asked.after:g} s")
-    return int(bool(found))
+    return seen.code
 
 
 def watch(asked: Asked, every: float, command: str | None) -> None:

@@ -67,6 +67,7 @@ class Crew(AbstractContextManager["Crew"]):
             for rank, handle in enumerate(places):
                 reader = MessageQueue.create_from_handle(handle, 0)
                 self._answers[rank] = opened.enter_context(reader)
+                reader.answers(self._steps)
             self._steps.wait_until_ready(timeout)
             ask(lambda actor: actor.memlane.answers.wait_until_ready(timeout))
             self._opened = opened.pop_all()

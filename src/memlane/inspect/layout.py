@@ -20,10 +20,14 @@ MAGIC = b"MEMLANE1"
 
 _HEADER_BYTES = 1024
 _START = struct.Struct("<8sIIQQ16s")
+_OFFSET = struct.Struct("<Q")
+_OFFSET_AT = 16
 _FEATURES = struct.Struct("<Q")
 _FEATURES_AT = 48
 _SYSTEM = struct.Struct("<II4Q")
 _SYSTEM_AT = 64
+_ANSWERS = struct.Struct("<16s")
+_ANSWERS_AT = 144
 _SECTION = struct.Struct("<IIQQQ")
 _SECTIONS_AT = 256
 _MAX_SECTIONS = 24
@@ -59,8 +63,10 @@ class Header:
     minor: int
     offset: int
     end: int
+    id: bytes
     geometry: tuple[int, int, int, int]
     features: int
+    answers_to: bytes | None  # id of the queue whose messages those of this one answer
     sections: dict[int, tuple[int, int, int]]  # kind: (bytes of an element, offset, elements)
 
 
@@ -95,9 +101,15 @@ def header_of(file: int) -> Header | None:
         for block in range(begin + (end - 1 - begin) // _BLOCK * _BLOCK, begin - 1, -_BLOCK):
             data = os.pread(file, min(_BLOCK, end - block), block)
             for at in range((len(data) - 1) // PAGE * PAGE, -1, -PAGE):
-                if data.startswith(MAGIC, at) and (found := _parsed(file, block + at)) is not None:
+                is_one = data.startswith(MAGIC, at) and _says_where(data, at, block + at)
+                if is_one and (found := _parsed(file, block + at)) is not None:
                     return found
     return None
+
+
+def _says_where(data: bytes, at: int, offset: int) -> bool:
+    """Whether it has its own offset in the file: else it is a message that looks like one."""
+    return data.startswith(_OFFSET.pack(offset), at + _OFFSET_AT)
 
 
 def _data_of(file: int) -> Iterator[tuple[int, int]]:
@@ -116,7 +128,7 @@ def _parsed(file: int, offset: int) -> Header | None:
     data = os.pread(file, _HEADER_BYTES, offset)
     if len(data) < _HEADER_BYTES:
         return None
-    _, major, minor, own, end, _ = _START.unpack_from(data)
+    _, major, minor, own, end, identity = _START.unpack_from(data)
     if own != offset:  # a message that looks like one
         return None
     if major != MAJOR:
@@ -138,12 +150,24 @@ def _parsed(file: int, offset: int) -> Header | None:
     participants = sections.get(PARTICIPANTS, (0, 0, 0))[2]
     is_whole = sections.keys() >= _NEEDS[kind]
     if kind == "queue":
-        is_whole = is_whole and participants == 1 + geometry[0] > 1
+        is_whole = is_whole and participants == 1 + first > 1
+        is_whole = is_whole and 0 < (second + 1 + first) * third <= offset
     if not is_whole or max(geometry) >= 1 << 62:
         raise Unreadable("a damaged section directory")
     (features,) = _FEATURES.unpack_from(data, _FEATURES_AT)
-    numbers = (first, second, third, fourth)
-    return Header(kind, major, minor, offset, end, numbers, features, sections)
+    (work,) = _ANSWERS.unpack_from(data, _ANSWERS_AT)
+    return Header(
+        kind,
+        major,
+        minor,
+        offset,
+        end,
+        identity,
+        (first, second, third, fourth),
+        features,
+        work if any(work) else None,
+        sections,
+    )
 
 
 def slots_of(file: int, header: Header) -> list[Slot]:
@@ -264,8 +288,6 @@ def _elements(file: int, stride: int, at: int, count: int) -> Iterator[bytes]:
 def flags_of(file: int, header: Header, position: int) -> tuple[bool, list[bool]]:
     """(written, whether each reader has read it) of the chunk of the message at `position`."""
     n_reader, chunk_bytes, chunks, _ = header.geometry
-    if not chunks:
-        raise Unreadable("a ring without chunks")
     at = chunk_bytes * chunks + position % chunks * (1 + n_reader)
     data = os.pread(file, 1 + n_reader, at)
     if len(data) < 1 + n_reader:

@@ -79,11 +79,16 @@ def _locks_in(file: int, start: int, end: int) -> list[tuple[int, int]]:
 
     The kernel names any of them, so what lies on its two sides is asked for again.
     """
-    if start >= end or (found := _locked(file, start, end - start)) is None:
-        return []
-    begin, length = found
-    return [
-        *_locks_in(file, start, begin),
-        *([found] if start <= begin else []),
-        *_locks_in(file, begin + length, end),
-    ]
+    found, spans = [], [(start, end)]
+    while spans:
+        left, right = spans.pop()
+        if left >= right or (lock := _locked(file, left, right - left)) is None:
+            continue
+        begin, length = lock
+        if left <= begin:
+            found.append(lock)
+        if len(found) > _MOST_MEMBERS:
+            raise ValueError("a region with more locks than members")
+        rest = begin + length if length else right  # 0: all that follows
+        spans += [(left, begin), (rest, right)]
+    return sorted(found)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from memlane.inspect.segment import Found, Known, Segment, files, look, named_files, opened
-from memlane.inspect.waits import Wait, waits_of
+from memlane.inspect.waits import Wait, seen_waits
 
 _SEARCH_PAUSE = 1.0  # seconds between two searches at least
 
@@ -63,22 +63,20 @@ class Looks:
         """Raises as `segments`."""
         if time.monotonic() - self._searched >= self._search_every:
             self.search()
-        seen, waits = self._look()
+        seen = self._look()
         if self._owes_search and time.monotonic() - self._searched >= _SEARCH_PAUSE:
             self.search()
-            seen, waits = self._look()
+            seen = self._look()
         seen.sort(key=lambda segment: segment.name)
-        waits.sort(key=lambda wait: -wait.seconds)
-        return Look(time.monotonic(), seen, waits)
+        return Look(time.monotonic(), seen, seen_waits(seen, self._after))
 
-    def _look(self) -> tuple[list[Segment], list[Wait]]:
+    def _look(self) -> list[Segment]:
         found = dict(self._files)
         if self._pid is None:
             for inode, new in named_files().items():
                 found.setdefault(inode, new)
         self._known.begin(set(found))
         seen: list[Segment] = []
-        waits: list[Wait] = []
         if not self._seen <= found.keys():  # most often its name was removed when all had attached
             self._owes_search = True
         self._seen = set(found)
@@ -90,5 +88,4 @@ class Looks:
                 segment = look(file, each, self._known)
                 if segment is not None:
                     seen.append(segment)
-                    waits += waits_of(file, segment, self._known, self._after)
-        return seen, waits
+        return seen

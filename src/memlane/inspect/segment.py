@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from memlane._base import processes
 from memlane._base.blame import Activity
@@ -19,6 +18,7 @@ from memlane._base.slots import Presence, Slot, State, own_pid_namespace, state_
 from memlane.errors import system_fault
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header, Unreadable
+from memlane.inspect.locks import RegionLocks
 
 FOLDER = "/dev/shm"
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -62,7 +62,8 @@ class Participant:
         activity: `waiting` for a message or for a free chunk, `attaching` in `wait_until_ready`,
             `in_block` of `acquire_read` or `acquire_write`, `copying` a message in after encoding
             it, `decoding` one after copying it out, or `elsewhere`: not in memlane.
-        activity_since: when that began; None while elsewhere, copying, decoding, or unknown.
+        activity_since: when that began, while copying or decoding when that was first seen; None
+            while elsewhere, or unknown.
         views: messages or objects that it keeps for views.
         views_since: when it took the oldest of them, or None.
         bytes: of its messages, as encoded.
@@ -125,6 +126,9 @@ class Segment:
         absent_elsewhere: readers on other hosts that have not attached.
         participants: the writer first, then all readers; the holders of a region.
         problem: why the segment cannot be read, or None.
+        unread: places of a queue's readers that have not read the chunk that its writer needs next.
+        id: of the queue or store; of a queue the `queue_id` of its handle.
+        answers_to: the id of the queue whose messages are answered in this one, or None.
     """
 
     name: str
@@ -143,6 +147,9 @@ class Segment:
     problem: str | None = None
     mode: Literal["all", "latest"] | None = None
     has_late_readers: bool = False
+    unread: tuple[int, ...] = ()
+    id: str = ""
+    answers_to: str | None = None
 
 
 @dataclass
@@ -163,17 +170,24 @@ class Known:
     def __init__(self) -> None:
         self.pid_namespace = own_pid_namespace()
         self._headers: dict[int, int] = {}
+        self._without: dict[int, tuple[int, ...]] = {}  # what files without a header looked like
         self._statuses: dict[int, tuple[processes.State, int | None]] = {}
+        self._begun: dict[tuple[int, int], tuple[int, float]] = {}
 
     def header_of(self, file: int) -> Header | None:
         """Raises Unreadable as `layout.header_of`."""
-        inode = os.fstat(file).st_ino
-        header = None
+        facts = os.fstat(file)
+        inode, header = facts.st_ino, None
         if inode in self._headers:
             header = layout.header_at(file, self._headers[inode])
-        header = header or layout.header_of(file)
+        # A segment gets its name when its header is there, which changes the time of its inode.
+        looks = (facts.st_size, facts.st_blocks, facts.st_ctime_ns)
+        if header is None and self._without.get(inode) != looks:
+            header = layout.header_of(file)
         if header is not None:
             self._headers[inode] = header.offset
+        else:
+            self._without[inode] = looks
         return header
 
     def status(self, pid: int) -> tuple[processes.State, int | None]:
@@ -182,12 +196,29 @@ class Known:
             self._statuses[pid] = processes.status(pid)
         return self._statuses[pid]
 
-    def begin(self, inodes: set[int]) -> None:
-        """Of a new look at those files."""
+    def since(self, inode: int, number: int, slot: Slot) -> float | None:
+        """Since when a participant does what it does; for what the slot has no time of (copying and
+        decoding), since when these looks have seen it do that with the same message."""
+        if slot.activity_since:
+            return slot.activity_since / 1e9
+        if slot.activity not in ("copying", "decoding"):
+            self._begun.pop((inode, number), None)
+            return None
+        position, begun = self._begun.get((inode, number), (-1, 0.0))
+        if position != slot.position:
+            begun = time.monotonic()
+            self._begun[inode, number] = (slot.position, begun)
+        return begun
+
+    def begin(self, inodes: set[int] | None = None) -> None:
+        """Begins a new look, at those files, or at the same ones."""
         self._statuses.clear()
-        self._headers = {
-            inode: offset for inode, offset in self._headers.items() if inode in inodes
-        }
+        if inodes is None:
+            return
+        self._begun = {key: each for key, each in self._begun.items() if key[0] in inodes}
+        for known in (self._headers, self._without):
+            for inode in known.keys() - inodes:
+                del known[inode]
 
 
 def segments() -> list[Segment]:
@@ -311,63 +342,71 @@ def opened(found: Found) -> Iterator[int | None]:
 
 
 def look(file: int, found: Found, known: Known) -> Segment | None:
-    """What the file is; None if it is no segment."""
+    """What the file is; None if it is no segment. Never raises: what cannot be read says so."""
     facts = os.fstat(file)
-    # A name that the creator chose, else memlane's own; `#7` is of a file that never had one.
-    name = min(found.names, key=lambda name: ("#" in name, name.startswith(_PREFIX), name))
     if not stat.S_ISDIR(facts.st_mode) and not _is_ours(facts):
         return None
-
-    def segment(kind: Kind, is_held: bool, **more: object) -> Segment:
-        return Segment(
-            name,
-            kind,
-            found.is_named,
-            found.is_named and not is_held and (kind != "region" or _is_abandoned(found, facts)),
-            tuple(sorted(found.pids)),
-            tuple(sorted(found.keepers)),
-            facts.st_size,
-            facts.st_blocks * 512,
-            facts.st_mtime,
-            **more,  # type: ignore[arg-type]
-        )
-
-    region = None if stat.S_ISDIR(facts.st_mode) else locks.region_of(file)
-    if region is not None:
-        geometry = {
-            "total_bytes": region.total_bytes,
-            "blocks": region.blocks,
-            "row_bytes": region.row_bytes,
-            "cell_bytes": region.cell_bytes,
-        }
-        holders = tuple(_holder(pid, known) for pid in region.holders)
-        return segment("region", True, geometry=geometry, participants=holders)
-    is_held = stat.S_ISREG(facts.st_mode) and locks.is_held(file)
-    if not is_held and not any(each.startswith(_PREFIX) for each in found.names):
-        return segment("region", False) if name.startswith(_REGION_PREFIX) else None
+    # A name that the creator chose, else memlane's own; `#7` is of a file that never had one.
+    name = min(found.names, key=lambda name: ("#" in name, name.startswith(_PREFIX), name))
+    is_held = True
     try:
-        if not is_held and not found.is_named:
-            return segment("unknown", False, problem="closed; arrays or views keep it")
-        header = known.header_of(file)
-        if header is None:
-            return segment("unknown", is_held, problem="no header: it is being created, or damaged")
-        store = layout.store_of(file, header) if header.kind == "store" else None
-        return segment(
-            header.kind,  # type: ignore[arg-type]
-            is_held,
-            geometry=_geometry(header, store),
-            mode=_mode(header),
-            has_late_readers=bool(header.features & layout.LATE_READERS),
-            counters=layout.tier_of(file, header) if header.kind == "tier" else _counters(store),
-            participants=_participants(file, header, known),
-            absent_elsewhere=next(
-                (slot.absent_elsewhere for slot in layout.slots_of(file, header)[:1]), 0
-            ),
-        )
+        region = None if stat.S_ISDIR(facts.st_mode) else locks.region_of(file)
+        is_held = region is not None or (stat.S_ISREG(facts.st_mode) and locks.is_held(file))
+        what = _what(file, found, name, known, region, is_held)
     except Unreadable as error:
-        return segment("unknown", is_held, problem=str(error))
-    except (LookupError, ValueError, OverflowError, OSError, struct.error) as error:
-        return segment("unknown", is_held, problem=f"damaged, or cut meanwhile: {error!r}")
+        what = {"kind": "unknown", "problem": str(error)}
+    except Exception as error:  # the bytes and locks are others': nothing they are may end a look
+        what = {"kind": "unknown", "problem": f"damaged, or cut meanwhile: {error!r}"}
+    if what is None:
+        return None
+    is_left = found.is_named and not is_held
+    return Segment(
+        name=name,
+        is_named=found.is_named,
+        is_leftover=is_left and (what["kind"] != "region" or _is_abandoned(found, facts)),
+        pids=tuple(sorted(found.pids)),
+        keepers=tuple(sorted(found.keepers)),
+        size=facts.st_size,
+        used=facts.st_blocks * 512,
+        created=facts.st_mtime,
+        **what,
+    )
+
+
+def _what(
+    file: int, found: Found, name: str, known: Known, region: RegionLocks | None, is_held: bool
+) -> dict[str, Any] | None:
+    """The kind of a segment, and what else its bytes and locks say, as arguments of `Segment`."""
+    if region is not None:
+        holders = tuple(_holder(pid, known) for pid in region.holders)
+        numbers = asdict(region)
+        del numbers["holders"]
+        return {"kind": "region", "geometry": numbers, "participants": holders}
+    if not is_held and not any(each.startswith(_PREFIX) for each in found.names):
+        return {"kind": "region"} if name.startswith(_REGION_PREFIX) else None
+    if not is_held and not found.is_named:
+        return {"kind": "unknown", "problem": "closed; arrays or views keep it"}
+    header = known.header_of(file)
+    if header is None:
+        return {"kind": "unknown", "problem": "no header: it is being created, or damaged"}
+    store = layout.store_of(file, header) if header.kind == "store" else None
+    slots = layout.slots_of(file, header)
+    unread: tuple[int, ...] = ()
+    if _mode(header) == "all":  # of the latest nobody waits to be read
+        is_written, has_read = layout.flags_of(file, header, slots[0].position)
+        unread = tuple(place for place, read in enumerate(has_read) if is_written and not read)
+    return {
+        "kind": header.kind,
+        "geometry": _geometry(header, store),
+        "mode": _mode(header),
+        "has_late_readers": bool(header.features & layout.LATE_READERS),
+        "counters": layout.tier_of(file, header) if header.kind == "tier" else _counters(store),
+        "participants": _participants(file, header, slots, known),
+        "absent_elsewhere": slots[0].absent_elsewhere if slots else 0,
+        "unread": unread,
+        "id": header.id.hex(),
+        "answers_to": None if header.answers_to is None else header.answers_to.hex(),
+    }
 
 
 def _is_abandoned(found: Found, facts: os.stat_result) -> bool:
@@ -409,18 +448,21 @@ def _counters(store: layout.StoreFacts | None) -> dict[str, int]:
     }
 
 
-def _participants(file: int, header: Header, known: Known) -> tuple[Participant, ...]:
-    slots = layout.slots_of(file, header)
+def _participants(
+    file: int, header: Header, slots: list[Slot], known: Known
+) -> tuple[Participant, ...]:
     blockers = layout.blockers_of(file, header)
     deliveries = layout.deliveries_of(file, header)
     made = []
+    inode = os.fstat(file).st_ino
     for number, slot in enumerate(slots):
         state = _state(file, number, slot, known)
+        since = known.since(inode, number, slot)
         delivered = None
         if 0 < number <= len(deliveries):
             total, *counts = deliveries[number - 1]
             delivered = Deliveries(total / 1e9, tuple(counts))
-        made.append(_participant(header, number, slot, slots[0], blockers, state, delivered))
+        made.append(_participant(header, number, slot, slots[0], blockers, state, since, delivered))
     return tuple(made)
 
 
@@ -431,6 +473,7 @@ def _participant(
     writer: Slot,
     blockers: list[tuple[int, int, int]],
     state: State,
+    since: float | None,
     delivered: Deliveries | None,
 ) -> Participant:
     rank = slot.rank
@@ -452,7 +495,7 @@ def _participant(
         layout.behind(header, writer.position, slot.position) if is_of_queue else 0,
         None if is_absent else slot.last_progress / 1e9,
         slot.activity,
-        slot.activity_since / 1e9 if slot.activity_since else None,
+        since,
         slot.views,
         slot.views_since / 1e9 if slot.views and slot.views_since else None,
         slot.bytes,

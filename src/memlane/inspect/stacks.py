@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 from memlane._base import processes
 
 _TIMEOUT = 5.0
+_AT_ONCE = 64  # py-spy's at the same time
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -36,11 +39,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread's calls, the innermost first."""
+    """A thread's calls, the innermost first; `id` is the kernel's, 0 if unknown."""
 
     name: str
     is_main: bool
     frames: tuple[Frame, ...]
+    id: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,59 @@ class NoStack:
     reason: str
 
 
-def stack(pid: int, timeout: float = _TIMEOUT) -> Stack | NoStack:
-    """The stacks of a process now. A stopped one cannot be paused, so it is read as it stands."""
+def stacks_of(
+    processes_of: Mapping[int, int], *, native: bool = False, timeout: float = _TIMEOUT
+) -> dict[int, Stack | NoStack]:
+    """The stacks of several processes, all at once: `timeout` is for all together.
+
+    Args:
+        processes_of: the clock tick at which each was started, by pid: another process that has its
+            number by now is left alone.
+        native: with the frames of C and C++, which takes seconds.
+    """
+    if not processes_of:
+        return {}
+    until = time.monotonic() + timeout
+    with ThreadPoolExecutor(min(len(processes_of), _AT_ONCE)) as pool:
+        made = {
+            pid: pool.submit(_stack_by, pid, started, native, until)
+            for pid, started in processes_of.items()
+        }
+    return {pid: each.result() for pid, each in made.items()}
+
+
+def _stack_by(pid: int, started: int, native: bool, until: float) -> Stack | NoStack:
+    condition = processes.condition(pid, started)
+    if condition is None:
+        return NoStack("it has ended, or is not of this pid namespace")
+    # What the kernel keeps from running cannot be paused; it is read as it stands.
+    is_held = condition.state != "running" or condition.is_in_state_d
+    return stack(
+        pid, max(0.1, until - time.monotonic()), native=native and not is_held, pauses=not is_held
+    )
+
+
+def stack(
+    pid: int, timeout: float = _TIMEOUT, *, native: bool = False, pauses: bool = True
+) -> Stack | NoStack:
+    """The stacks of a process now.
+
+    Args:
+        native: with the frames of C and C++.
+        pauses: stops it for some milliseconds; else it is read while it runs.
+    """
     program = _program()
     if program is None:
         return NoStack("py-spy is not installed: pip install 'memlane[cli]'")
     command = [program, "dump", "--json", "--pid", str(pid)]
-    if processes.state(pid) == "stopped":
+    if native:
+        command.append("--native")
+    if not pauses:
         command.append("--nonblocking")
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout)
     except subprocess.TimeoutExpired:
-        return NoStack(f"py-spy did not answer within {timeout:g} s")
+        return NoStack(f"py-spy did not answer within {timeout:.1f} s")
     except OSError as error:
         return NoStack(f"py-spy cannot be run: {error.strerror}")
     if done.returncode != 0:
@@ -117,6 +162,7 @@ def _threads(answer: Sequence[dict[str, Any]], pid: int) -> tuple[Thread, ...]:
                 )
                 for frame in thread["frames"]
             ),
+            int(thread.get("os_thread_id") or 0),
         )
         for thread in answer
     ]

@@ -77,6 +77,12 @@ STUCK = Metric(
     "How long somebody has waited for somebody else that does not wait itself; and for whom.",
     (*_ENDS, "reason", "awaited"),
 )
+STARTING = Metric(
+    "memlane_starting_seconds",
+    "gauge",
+    "How long somebody has waited in wait_until_ready, as while a model is loaded; and for whom.",
+    (*_ENDS, "awaited"),
+)
 SIZE = Metric("memlane_segment_bytes", "gauge", "Size of a segment.", ("segment", "kind"))
 USED = Metric(
     "memlane_segment_used_bytes",
@@ -126,8 +132,8 @@ _COUNTERS = {
 }
 METRICS = (
     *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, SKIPPED, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
-    *(ELSEWHERE, STUCK, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE, SHM_SIZE, SHM_FREE),
-    *(PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
+    *(ELSEWHERE, STUCK, STARTING, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE),
+    *(SHM_SIZE, SHM_FREE, PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
 )
 
 
@@ -165,11 +171,12 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
             samples.add(REGION_SIZE, (segment.name,), segment.size)
             samples.add(REGION_HOLDERS, (segment.name,), len(segment.participants))
     for wait in look.waits:
-        if not wait.is_in_turn:
-            awaited = names_of([identity(who) for who in wait.facts])
-            samples.add(
-                STUCK, (*_end(wait.segment, wait.waiter), wait.reason, awaited), wait.seconds
-            )
+        awaited = names_of([identity(who) for who in wait.facts])
+        end = _end(wait.segment, wait.waiter)
+        if wait.is_start:
+            samples.add(STARTING, (*end, awaited), wait.seconds)
+        elif not wait.is_in_turn:
+            samples.add(STUCK, (*end, wait.reason, awaited), wait.seconds)
     left = [segment for segment in look.segments if segment.is_leftover]
     samples.add(LEFTOVERS, (), len(left))
     samples.add(LEFTOVER_BYTES, (), sum(segment.used for segment in left))

@@ -70,6 +70,8 @@ def with_workers(executor: Any) -> None:
     class (Ray's, whose module only those import that use it)."""
     for rank, answers in enumerate(executor.response_mqs):
         answers.worker, answers.work = rank, executor.rpc_broadcast_mq
+        if executor.rpc_broadcast_mq is not None:
+            answers.answers(executor.rpc_broadcast_mq)
     kind = type(executor)
     if kind is not MultiprocExecutor and "shutdown" in vars(kind):
         kind.shutdown = one_at_a_time(kind.shutdown)

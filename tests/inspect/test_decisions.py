@@ -1,0 +1,252 @@
+"""Who is blamed for what was read of all segments: a table of scenes, without a process."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memlane._base.blame import Facts, role_name
+from memlane._base.slots import State
+from memlane.inspect.decisions import Wait, judged, waits_in
+from memlane.inspect.segment import Participant, Segment
+from memlane.inspect.stacks import Frame, NoStack, Stack, Thread
+
+pytestmark = pytest.mark.unit
+
+NOW = 1000.0
+AFTER = 1.0
+ENGINE, FIRST, SECOND = 10, 11, 12  # pids, in the order of their start
+
+
+def who(
+    pid: int | None,
+    activity: str = "elsewhere",
+    *,
+    rank: int | None = None,
+    ago: float = 50.0,
+    since: float | None = None,
+    sent: int = 0,
+    behind: int = 0,
+    state: State = "running",
+) -> Participant:
+    """`ago`: seconds since its last progress; `since`: seconds for which it does what it does."""
+    busy = activity in ("waiting", "attaching", "in_block", "copying")
+    return Participant(
+        "writer" if rank is None else "reader",
+        rank,
+        pid,
+        0.0,
+        "absent" if pid is None else state,
+        sent,
+        behind,
+        None if pid is None else NOW - ago,
+        activity,  # type: ignore[arg-type]
+        NOW - (ago if since is None else since) if busy else None,
+        start_ticks=pid,
+    )
+
+
+def queue(name: str, *participants: Participant, **more: Any) -> Segment:
+    more = {"mode": "all", "id": name, **more}
+    return Segment(
+        name, "queue", False, False, (), (), 0, 0, 0.0, participants=participants, **more
+    )
+
+
+def described(one: Participant, now: float) -> Facts:
+    return Facts(
+        role_name(one.role, one.rank),
+        one.state,
+        one.pid,
+        behind=one.behind,
+        silent_for=None if one.last_progress is None else now - one.last_progress,
+        activity=one.activity,
+    )
+
+
+def found(*segments: Segment, after: float = AFTER) -> list[Wait]:
+    return waits_in(segments, after, NOW, described)
+
+
+def named(waits: list[Wait]) -> list[tuple[int | None, list[int | None], bool]]:
+    """(who waits, for whom, whether that is decided)."""
+    return [
+        (wait.waiter.pid, [other.pid for other in wait.awaited], wait.is_decided) for wait in waits
+    ]
+
+
+def engine(
+    first: Participant,
+    second: Participant,
+    *,
+    answers: str | None = "steps",
+    asks: Participant | None = None,
+    sent: int = 5,
+) -> list[Segment]:
+    """A scheduler that has sent five steps, two workers, and the queue of the first's answers,
+    four; `answers`: the queue that those are said to answer."""
+    steps = queue("steps", who(ENGINE, sent=5, ago=30), first, second)
+    asks = asks or who(ENGINE, "waiting", rank=0, ago=31, since=30)
+    own = queue("answers", who(FIRST, sent=sent - 1, ago=31), asks, answers_to=answers)
+    return [steps, own]
+
+
+IDLE = who(SECOND, "waiting", rank=1, sent=5, ago=30)
+BUSY = who(FIRST, rank=0, sent=5, ago=30)
+
+
+@pytest.mark.parametrize("answers", ["steps", None])
+def test_the_usual_hang(answers: str | None) -> None:
+    """The scheduler waits for the answer of a worker that has taken the step. If the queues do not
+    say that they belong together, states alone do not decide."""
+    waits = found(*engine(BUSY, IDLE, answers=answers))
+    assert named(waits) == [(ENGINE, [FIRST], answers is not None)]
+    assert waits[0].seconds == pytest.approx(30)
+    assert judged(waits[0], {FIRST: stack("forward (model.py:1)")}).is_decided
+
+
+@pytest.mark.parametrize("answers", ["steps", None])
+def test_an_idle_engine_is_not_stuck(answers: str | None) -> None:
+    """The workers wait for the next step; all steps are answered."""
+    idle = who(FIRST, "waiting", rank=0, sent=5, ago=30)
+    steps = queue("steps", who(ENGINE, sent=5, ago=30), idle, IDLE)
+    own = queue(
+        "answers", who(FIRST, sent=5, ago=29), who(ENGINE, rank=0, ago=29), answers_to=answers
+    )
+    assert found(steps, own) == []
+
+
+def test_a_thread_that_always_reads_answers_is_not_stuck() -> None:
+    idle = who(FIRST, "waiting", rank=0, sent=5, ago=30)
+    steps, answers = engine(idle, IDLE)
+    done = replace(answers, participants=(who(FIRST, sent=5, ago=29), *answers.participants[1:]))
+    assert found(steps, done) == []
+
+
+def test_a_worker_that_took_a_step_and_waits_for_the_next_is_a_deadlock() -> None:
+    """It will never answer, as the scheduler will never send."""
+    idle = who(FIRST, "waiting", rank=0, sent=5, ago=30)
+    (wait,) = found(*engine(idle, IDLE))
+    assert (wait.is_deadlock, wait.is_decided) == (True, True)
+    assert f"Processes {ENGINE} and {FIRST} wait for each other" in wait.advice
+
+
+def test_a_step_that_lasts_less_than_after_is_nobodys_fault() -> None:
+    assert found(*engine(BUSY, IDLE), after=31) == []
+
+
+def test_a_caller_with_a_timeout_waits_since_it_has_asked() -> None:
+    asks = who(ENGINE, "waiting", rank=0, ago=31, since=0.1)
+    (wait,) = found(*engine(BUSY, IDLE, asks=asks))
+    assert wait.seconds == pytest.approx(30)
+
+
+def test_one_of_two_busy_workers() -> None:
+    """Only stacks tell which: the one inside a collective waits for the other."""
+    (wait,) = found(*engine(BUSY, who(SECOND, rank=1, sent=5, ago=30)))
+    assert named([wait]) == [(ENGINE, [FIRST, SECOND], False)]
+    assert not judged(wait, {}).is_decided
+    inside = stack("all_reduce (torch/distributed/distributed_c10d.py:2)")
+    outside = stack("acquire (lock.py:1)")
+    made = judged(wait, {FIRST: inside, SECOND: outside})
+    assert named([made]) == [(ENGINE, [SECOND, FIRST], True)]
+    assert made.facts[0].pid == SECOND
+    for both in (inside, outside):
+        assert not judged(wait, {FIRST: both, SECOND: both}).is_decided
+    assert not judged(wait, {FIRST: inside, SECOND: NoStack("no right")}).is_decided
+
+
+@pytest.mark.parametrize("state", ["stopped", "dead"])
+def test_a_worker_that_cannot_run_is_the_cause(state: State) -> None:
+    """Whatever the one that should answer does."""
+    second = who(SECOND, "waiting", rank=1, sent=4, behind=1, state=state)
+    (wait,) = found(*engine(BUSY, second))
+    assert named([wait]) == [(ENGINE, [SECOND, FIRST], True)]
+
+
+def test_of_queues_that_do_not_name_each_other_the_younger_process_answers() -> None:
+    """A worker that greets on its queue of answers has sent more than it got, and asks nobody."""
+    steps = queue("steps", who(ENGINE, sent=4), who(FIRST, "waiting", rank=0, sent=4, ago=30))
+    answers = queue("answers", who(FIRST, sent=5, ago=30), who(ENGINE, rank=0, ago=30))
+    assert found(steps, answers) == []
+
+
+@pytest.mark.parametrize(("activity", "since"), [("waiting", 0.1), ("elsewhere", None)])
+def test_a_full_ring_without_progress(activity: str, since: float | None) -> None:
+    """Whether its writer blocks, or tries again and again with a timeout."""
+    writer = who(ENGINE, activity, since=since, sent=10, ago=20)
+    reader = who(FIRST, rank=0, behind=10, ago=40, state="stopped")
+    idle = who(SECOND, "waiting", rank=1, sent=10, ago=20)
+    waits = found(queue("q", writer, reader, idle, unread=(0,)))
+    waits.sort(key=lambda wait: wait.is_in_turn)
+    assert named(waits)[0][:2] == (ENGINE, [FIRST])
+    assert waits[0].reason == "no free chunk"
+    assert waits[0].seconds == pytest.approx(20)
+    assert all(wait.is_in_turn for wait in waits[1:])
+
+
+def test_a_reader_of_a_blocked_writer_waits_for_it() -> None:
+    """The writer's own line names the cause."""
+    writer = who(ENGINE, "waiting", ago=10, sent=2)
+    slow = who(FIRST, rank=0, behind=2, ago=10)
+    quick = who(SECOND, "waiting", rank=1, ago=10, sent=2)
+    segment = queue("q", writer, slow, quick, unread=(0,))
+    first, second = sorted(found(segment), key=lambda wait: wait.is_in_turn)
+    assert (first.waiter, first.awaited) == (writer, (slow,))
+    assert "computes" in first.advice
+    assert (second.waiter, second.awaited) == (quick, (writer,))
+    assert "its own line names the cause" in second.advice
+    assert found(segment, after=11.0) == []
+
+
+def test_a_full_ring_whose_reader_makes_progress_is_slow_only() -> None:
+    writer = who(ENGINE, sent=10, ago=0.5)
+    reader = who(FIRST, rank=0, behind=10, ago=0.2)
+    assert found(queue("q", writer, reader, unread=(0,))) == []
+
+
+@pytest.mark.parametrize("activity", ["in_block", "copying"])
+def test_a_writer_that_does_not_end_its_message(activity: str) -> None:
+    """Inside acquire_write, or in a __reduce__ that hangs."""
+    reader = who(FIRST, "waiting", rank=0, ago=40)
+    waits = found(queue("q", who(ENGINE, activity, since=5), reader))
+    assert named(waits) == [(FIRST, [ENGINE], True)]
+    assert waits[0].seconds == pytest.approx(5)
+    assert found(queue("q", who(ENGINE, activity, since=0.5), reader)) == []
+
+
+def test_two_writers_that_wait_for_each_other() -> None:
+    one = queue("a", who(ENGINE, "waiting"), who(FIRST, rank=0, behind=2), unread=(0,))
+    two = queue("b", who(FIRST, "waiting"), who(ENGINE, rank=0, behind=2), unread=(0,))
+    waits = found(one, two)
+    assert [wait.is_deadlock for wait in waits] == [True, True]
+    free = Stack((thread("compute (model.py:1)"), thread("put (queue.py:1)", is_main=False)))
+    assert not judged(waits[0], {int(waits[0].awaited[0].pid or 0): free}).is_deadlock
+
+
+def test_a_process_of_another_namespace_is_no_part_of_a_pair() -> None:
+    """Its pid means another process here."""
+    busy = replace(BUSY, state="unknown")
+    steps, answers = engine(busy, IDLE)
+    writer = replace(answers.participants[0], state="unknown")
+    waits = found(steps, replace(answers, participants=(writer, *answers.participants[1:])))
+    assert [one.facts[0].title for one in waits] == [""]
+
+
+def test_a_start_is_no_stall() -> None:
+    writer = who(ENGINE, "attaching")
+    (wait,) = found(queue("q", writer, who(None, rank=0)))
+    assert wait.is_start
+
+
+def thread(*frames: str, is_main: bool = True) -> Thread:
+    calls = []
+    for text in frames:
+        name, place = text.removesuffix(")").split(" (")
+        file, line = place.split(":")
+        calls.append(Frame(name, file, int(line)))
+    return Thread("MainThread" if is_main else "Thread-1", is_main, tuple(calls))
+
+
+def stack(*frames: str) -> Stack:
+    return Stack((thread(*frames),))

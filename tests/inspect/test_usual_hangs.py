@@ -1,0 +1,322 @@
+"""Hangs of a small engine on memlane's queues, as `memlane stuck` sees them: a scheduler that asks
+two workers and waits for their answers. Real processes, real stacks, exit codes."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlane import Gather, Handle, MessageQueue, TimedOut, inspect
+from tests.support import PATIENCE, Link, Peer, dismiss, start, until
+from tests.support.queues import fill, segments, start_reader, start_writer, sweep
+
+AFTER = "0.3"
+SIZES: dict[str, Any] = {"max_chunk_bytes": 4096, "max_chunks": 4}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = segments()
+    yield
+    dismiss()
+    sweep()
+    assert segments() <= before
+
+
+def stuck(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "memlane", "stuck", "--after", AFTER, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def until_code(code: int, *arguments: str) -> str:
+    """What `memlane stuck` prints once it ends with that code."""
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    def is_seen() -> bool:
+        done.append(stuck(*arguments))
+        return done[-1].returncode == code
+
+    try:
+        until(is_seen, "the exit code", pause=0.1)
+    except AssertionError:
+        raise AssertionError(f"{done[-1].returncode}: {done[-1].stdout}{done[-1].stderr}") from None
+    return done[-1].stdout
+
+
+def until_waiting(count: int) -> None:
+    """Return when so many ends have waited for longer than AFTER."""
+
+    def waits() -> int:
+        people = [who for segment in inspect.segments() for who in segment.participants]
+        since = [who.activity_since for who in people if who.activity in ("waiting", "attaching")]
+        return sum(each is not None and time.monotonic() - each > float(AFTER) for each in since)
+
+    until(lambda: waits() >= count, f"{count} wait", pause=0.05)
+
+
+# The engine ---------------------------------------------------------------------------------------
+
+
+def hang() -> None:
+    time.sleep(3600)
+
+
+def all_reduce() -> None:
+    """As a collective: it returns when the peer has entered it, too."""
+    time.sleep(3600)
+
+
+def work(link: Link, steps: Handle, rank: int, answers: Any, what: Callable[[], None]) -> None:
+    """Role: answers the first step, and does not answer the second."""
+    todo = MessageQueue.create_from_handle(steps, rank)
+    if answers is None:
+        queue = MessageQueue(1, 1, **SIZES)
+        link.tell(queue.export_handle())
+        done: MessageQueue | Gather = queue
+    else:
+        done = Gather.create_from_handle(answers, rank)
+        link.tell("attached")
+    done.enqueue(todo.dequeue())
+    todo.dequeue()
+    what()
+    done.enqueue("late")
+    todo.dequeue()
+
+
+def schedule(link: Link, kind: str, timeout: float | None) -> None:
+    """Role: sends two steps to two workers, and waits for the answers to each."""
+    steps = MessageQueue(2, 2, **SIZES)
+    gather: Gather | None = Gather(2, **SIZES) if "gather" in kind else None
+    places = [None, None] if gather is None else [gather.export_handle(n) for n in range(2)]
+    link.tell((steps.export_handle(), places))
+    handles = link.hear()
+    queues = [] if gather else [MessageQueue.create_from_handle(each, 0) for each in handles]
+    if "linked" in kind:
+        for each in [gather] if gather else queues:
+            each.answers(steps)
+    ends = [gather, gather] if gather else queues
+    steps.wait_until_ready(PATIENCE)
+    for step in range(2):
+        steps.enqueue(step)
+        link.tell(step)
+        for end in ends:
+            while True:
+                try:
+                    end.dequeue(timeout)
+                    break
+                except TimedOut:
+                    continue
+    link.tell("idle")
+    link.hear()
+
+
+def engine(
+    kind: str, *doing: Callable[[], None], timeout: float | None = None
+) -> tuple[Peer, list[Peer]]:
+    """Its processes; both workers have taken the second step."""
+    scheduler = start(schedule, kind, timeout)
+    steps, answers = scheduler.hear()
+    workers = [start(work, steps, rank, answers[rank], doing[rank]) for rank in range(2)]
+    scheduler.tell([worker.hear() for worker in workers])
+    assert [scheduler.hear(), scheduler.hear()] == [0, 1]
+    return scheduler, workers
+
+
+def nothing() -> None:
+    """Answers at once."""
+
+
+KINDS = ["linked pairs", "pairs", "linked gather", "gather"]
+
+
+@pytest.mark.parametrize("timeout", [None, 0.05])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_worker_that_does_not_answer_is_named(kind: str, timeout: float | None) -> None:
+    """Also if the scheduler asks again and again."""
+    scheduler, (first, second) = engine(kind, nothing, hang, timeout=timeout)
+    text = until_code(1)
+    assert f"(pid {scheduler.pid} " in text.splitlines()[0]
+    assert f"waits for the writer (pid {second.pid} " in text
+    assert "hang (" in text
+    assert f"pid {first.pid} " not in text
+    code = 1 if "linked" in kind else 3
+    assert f"(pid {second.pid} " in until_code(code, "--no-stacks")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_worker_outside_of_a_collective_is_named(kind: str) -> None:
+    """Without stacks it is one of both, which exit code 3 says."""
+    _, (first, second) = engine(kind, all_reduce, hang)
+    text = until_code(1)
+    assert f"Process {second.pid} computes, or is blocked elsewhere: its stack says where." in text
+    assert text.index(f"pid {second.pid} ") < text.index(f"pid {first.pid} ")
+    text = until_code(3, "--no-stacks")
+    assert "undecided: one of these" in text
+    assert f"pid {first.pid} " in text
+    assert f"pid {second.pid} " in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_inside_a_collective_is_undecided(kind: str) -> None:
+    _, (first, second) = engine(kind, all_reduce, all_reduce)
+    text = until_code(3)
+    assert f"pid {first.pid} " in text
+    assert f"pid {second.pid} " in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_worker_is_named(kind: str) -> None:
+    _, (_, second) = engine(kind, nothing, hang)
+    second.stop()
+    assert f"`kill -CONT {second.pid}` resumes it" in until_code(1, "--no-stacks")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_idle_engine_is_not_stuck(kind: str) -> None:
+    scheduler, _ = engine(kind, nothing, nothing)
+    assert scheduler.hear() == "idle"
+    until_waiting(2)
+    assert stuck().returncode == 0
+    assert stuck("--no-stacks").returncode == 0
+
+
+# Other waits --------------------------------------------------------------------------------------
+
+
+def write_with_timeouts(link: Link) -> None:
+    """Role: a writer whose calls give up and begin anew."""
+    queue = MessageQueue(2, 2, **SIZES)
+    link.tell(queue.export_handle())
+    link.hear()
+    while True:
+        try:
+            queue.enqueue("x", timeout=0.1)
+        except TimedOut:
+            continue
+
+
+def read_all(link: Link, handle: Handle, rank: int) -> None:
+    queue = MessageQueue.create_from_handle(handle, rank)
+    link.tell()
+    for _ in queue:
+        pass
+
+
+def test_a_full_ring_is_found_though_its_writer_gives_up_and_tries_again() -> None:
+    """The reader that does not read is named, not the writer for which the other one waits."""
+    writer = start(write_with_timeouts)
+    handle = writer.hear()
+    quick = start(read_all, handle, 0)
+    quick.hear()
+    slow = start_reader(handle, 1)
+    slow.peer.stop()
+    writer.tell()
+    text = until_code(1, "--no-stacks")
+    assert f"writer (pid {writer.pid} " in text.splitlines()[0]
+    assert f"waits for reader 1 (pid {slow.pid} " in text
+    assert f"kill -CONT {slow.pid}" in text
+
+
+class Slow:
+    """Its pickling does not end."""
+
+    def __reduce__(self) -> Any:
+        hang()
+
+
+def begin(link: Link, in_block: bool) -> None:
+    """Role: begins a message that it does not end."""
+    queue = MessageQueue(1, 1, **SIZES)
+    link.tell(queue.export_handle())
+    link.hear()
+    if in_block:
+        with queue.acquire_write():
+            hang()
+    queue.enqueue(Slow())
+
+
+@pytest.mark.parametrize("in_block", [True, False])
+def test_a_writer_that_does_not_end_its_message_is_named(in_block: bool) -> None:
+    """In acquire_write, or inside a `__reduce__`."""
+    writer = start(begin, in_block)
+    reader = start(read_all, writer.hear(), 0)
+    reader.hear()
+    writer.tell()
+    text = until_code(1)
+    assert f"(pid {reader.pid} " in text.splitlines()[0]
+    assert f"waits for the writer (pid {writer.pid} " in text
+    assert "hang (" in text
+
+
+def swap(link: Link) -> None:
+    """Role: writes until nobody reads, as its peer does."""
+    mine = MessageQueue(1, 1, **SIZES)
+    link.tell(mine.export_handle())
+    theirs = MessageQueue.create_from_handle(link.hear(), 0)
+    link.tell()
+    link.hear()
+    fill(mine)
+    mine.enqueue("one more")
+    theirs.dequeue()
+
+
+def test_two_that_wait_for_each_other_are_a_deadlock() -> None:
+    one, two = start(swap), start(swap)
+    handles = one.hear(), two.hear()
+    one.tell(handles[1])
+    two.tell(handles[0])
+    for each in (one, two):
+        each.hear()
+    for each in (one, two):
+        each.tell()
+    text = until_code(1)
+    assert "wait for each other: a deadlock" in text
+    assert text.count("swap (") >= 2
+
+
+def test_a_start_is_no_stall() -> None:
+    writer = start_writer(2)
+    reader = start_reader(writer.greeting)
+    writer.begin("wait_until_ready", PATIENCE).until_blocked()
+    until_waiting(1)
+    done = stuck()
+    assert done.returncode == 0
+    assert f"starting: writer (pid {writer.pid} " in done.stdout
+    assert "reader 1 (never attached)" in done.stdout
+    for each in (reader, writer):
+        each.peer.kill()
+    sweep()
+
+
+def test_a_damaged_segment_is_a_row_beside_the_others() -> None:
+    """No option, and no byte of another, makes the command fail as if somebody were stuck."""
+    path = Path("/dev/shm/memlane-" + "0" * 32)
+    with MessageQueue(1, 1, **SIZES) as queue:
+        assert queue.handle.buffer_handle is not None
+        data = bytearray(Path("/dev/shm", queue.handle.buffer_handle[3]).read_bytes())
+    at = data.index(b"MEMLANE1")
+    data[at + 80 : at + 112] = b"\xff" * 32  # its geometry
+    path.write_bytes(data)
+    try:
+        assert stuck().returncode == 0
+    finally:
+        path.unlink()
+
+
+def test_exit_codes_of_misuse_and_failure() -> None:
+    assert stuck("--after").returncode == 2
+    failing = "import memlane.inspect.waits as w; w.files = None\n"
+    failing += "from memlane.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", failing, "stuck"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 4
+    assert "TypeError" in done.stderr
