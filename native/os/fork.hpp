@@ -31,7 +31,10 @@ public:
         static auto* const made = [] {
             auto all = std::make_unique<ClosedInChildren>();
             const int error = ::pthread_atfork([] { ClosedInChildren::all().mutex_.lock(); },
-                                               [] { ClosedInChildren::all().mutex_.unlock(); },
+                                               [] {
+                                                   ++ClosedInChildren::all().forks_;
+                                                   ClosedInChildren::all().mutex_.unlock();
+                                               },
                                                [] { ClosedInChildren::all().close_in_child(); });
             // Without the handler a child would keep its parent's locks, so no lock may be taken.
             if (error != 0) throw_errno("cannot install a fork handler for descriptors", error);
@@ -53,6 +56,8 @@ public:
     // Closed whatever it refers to by then, as one does that refers to a file for moments only.
     void add_any(int fd) { open_.insert({fd, kAny}); }
     static constexpr std::uint64_t kAny = 0;  // no file has this inode
+    // How many children this process has had.
+    std::uint64_t forks() const noexcept { return forks_.load(); }
     void remove(int fd, std::uint64_t inode) noexcept {
         if (const auto found = open_.find({fd, inode}); found != open_.end()) open_.erase(found);
     }
@@ -68,6 +73,7 @@ private:
     }
 
     std::mutex mutex_;
+    std::atomic<std::uint64_t> forks_ = 0;
     std::multiset<std::pair<int, std::uint64_t>> open_;
 };
 
@@ -82,6 +88,20 @@ public:
         file_ = open();
         generation_ = fork_generation().load();
         inode_ = ClosedInChildren::all().add(file_.get());
+    }
+    // For a file of a disk, which may not answer: forks do not wait for it. `open` is called again if a fork came meanwhile,
+    // since the child may have that descriptor; after some tries, as above.
+    template <class Open>
+    static OwnFile of_disk(Open&& open) {
+        constexpr int kTries = 20;
+        ClosedInChildren& all = ClosedInChildren::all();
+        for (int tries = 0; tries < kTries; ++tries) {
+            const std::uint64_t forks = all.forks();
+            FileDescriptor file = open();
+            const auto no_fork = all.hold();
+            if (all.forks() == forks) return OwnFile(std::move(file), no_fork);
+        }
+        return OwnFile(open);
     }
     OwnFile(OwnFile&&) noexcept = default;
     OwnFile& operator=(OwnFile&& other) noexcept {
@@ -110,7 +130,19 @@ public:
         file_.close();
     }
 
+    // Forks do not wait for it. A child that is forked meanwhile closes what has that number if it is the same file.
+    void close_on_disk() noexcept {
+        const int number = file_.get();
+        if (!is_intact()) return close();
+        file_.close();
+        const auto no_fork = ClosedInChildren::all().hold();
+        ClosedInChildren::all().remove(number, inode_);
+    }
+
 private:
+    OwnFile(FileDescriptor file, const std::unique_lock<std::mutex>& /*no_fork*/)
+        : file_(std::move(file)), generation_(fork_generation().load()), inode_(ClosedInChildren::all().add(file_.get())) {}
+
     bool is_here() const noexcept { return generation_ == fork_generation().load(); }
 
     FileDescriptor file_;

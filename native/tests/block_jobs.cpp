@@ -35,6 +35,11 @@ void random_engine(std::uint64_t seed) {
     std::vector<BlockJobs::Work> inside, copying, finished;
     std::set<std::pair<BlockJobs::Id, std::size_t>> begun, abandoned;
     std::map<BlockJobs::Id, bool> passed;  // deadline 0 has passed at once, the others never do by themselves
+    std::map<std::pair<BlockJobs::Id, std::size_t>, BlockJobs::Work> held_back;
+    const auto go_on = [&] {
+        for (const auto& [of, work] : held_back) jobs.go_on(work);
+        held_back.clear();
+    };
     for (int step = 0; step < 4000; ++step) {
         switch (draw() % 8) {
             case 0:
@@ -51,6 +56,7 @@ void random_engine(std::uint64_t seed) {
             case 3:
                 if (const auto next = jobs.begin()) {
                     inside.push_back(*next);
+                    CHECK(!held_back.contains({next->job->id, next->at}));
                     begun.insert({next->job->id, next->at});
                     Expected& job = expected.at(next->job->id);
                     CHECK(!job.is_reported);
@@ -82,6 +88,7 @@ void random_engine(std::uint64_t seed) {
             }
             case 6:
                 if (!finished.empty()) CHECK(!jobs.finish(finished[draw() % finished.size()], {}, 1));  // twice
+                if (draw() % 4 == 0) go_on();
                 break;
             default:
                 jobs.expire(static_cast<Nanoseconds>(draw() % 2));
@@ -92,8 +99,11 @@ void random_engine(std::uint64_t seed) {
         if (step % 100 == 0)
             for (const auto& [id, each] : expected)
                 for (std::size_t at = 0; at < each.blocks; ++at)
-                    if (!abandoned.contains({id, at}))
-                        CHECK(BlockJobs::is_untouched(each.job, at) != begun.contains({id, at}));
+                    if (!abandoned.contains({id, at}) && !held_back.contains({id, at})) {
+                        const bool is_held = BlockJobs::hold_back(each.job, at);
+                        CHECK((is_held || BlockJobs::is_expired(each.job, at)) != begun.contains({id, at}));
+                        if (is_held) held_back.emplace(std::pair(id, at), BlockJobs::Work{each.job, at});
+                    }
         for (const auto& event : jobs.take_events()) {
             Expected& job = expected.at(event.id);
             if (event.is_report) {
@@ -109,6 +119,7 @@ void random_engine(std::uint64_t seed) {
             }
         }
     }
+    go_on();
     // The engine answers everything at last.
     while (const auto next = jobs.begin()) jobs.finish(*next, {}, 2);
     for (auto* rest : {&inside, &copying})

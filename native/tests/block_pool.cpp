@@ -169,6 +169,32 @@ void refused_blocks_are_retired() {
     CHECK(pool.statistics().retired == 1 && pool.statistics().used == 2);
 }
 
+// Whatever a pinned block has, free or reserved, forgotten or refused, it is not used for another key.
+void pinned_blocks_are_not_used() {
+    const auto none = [](KeyStore::Bytes, Block) {};
+    const bool good = true;
+    for (const bool is_reserved : {false, true}) {
+        BlockPool pool(2, "lru");
+        const Block block = pool.reserve(Keys({0}).asked, none).at(0);
+        if (!is_reserved) pool.give_back(std::vector{block});
+        pool.pin(block);
+        pool.forget(Keys({0}).asked);
+        CHECK(pool.is_revoked(block) == is_reserved);
+        if (is_reserved) {
+            pool.unpin(std::vector{block});  // the reservation keeps it
+            CHECK(pool.reserve(Keys({1, 2}).asked, none) == std::vector<Block>({1 - block, kNoBlock}));
+            pool.pin(block);
+            pool.commit(std::vector{block}, std::span(&good, 1));
+        } else {
+            CHECK(pool.reserve(Keys({1, 2}).asked, none) == std::vector<Block>({1 - block, kNoBlock}));
+        }
+        CHECK(pool.reserve(Keys({3}).asked, none).at(0) == kNoBlock);
+        pool.unpin(std::vector{block});
+        CHECK(pool.statistics().pinned == 0 && pool.statistics().used == 1);
+        CHECK(pool.reserve(Keys({3, 4}).asked, none) == std::vector<Block>({block, kNoBlock}));
+    }
+}
+
 // The medium refuses everything, and later nothing: in virtual time.
 void refusals() {
     constexpr auto second = memlane::os::kSecond;
@@ -202,6 +228,7 @@ int main() {
     the_last_victims_stay_aside();
     pinned_blocks_are_passed_once();
     refused_blocks_are_retired();
+    pinned_blocks_are_not_used();
     refusals();
     return 0;
 }

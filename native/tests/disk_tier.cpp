@@ -126,8 +126,14 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
             is_short ? Deadline::after(static_cast<std::int64_t>(draw() % 50'000)) : Deadline::never();
         const auto ticket = call.is_store ? tier.store(keys.asked, call.rows, deadline) : tier.load(keys.asked, call.rows, deadline);
         calls.emplace(ticket, call);
-        if (draw() % 20 == 0) CHECK(tier.forget(Keys({draw() % kKeys}).asked) == 0);
-        if (draw() % 150 == 0) tier.clear();
+        const auto is_done = [&](const DiskTier::OrderRef& order) {
+            return io.headers().wait(order, memlane::os::monotonic_now() + 60 * memlane::os::kSecond) == 0;
+        };
+        if (draw() % 20 == 0) {
+            const auto order = tier.forget(Keys({draw() % kKeys, kKeys + draw() % 3}).asked);
+            if (draw() % 2 == 0) CHECK(is_done(order));
+        }
+        if (draw() % 150 == 0) CHECK(is_done(tier.clear()));
         if (draw() % 3 == 0) report();
         while (std::ranges::find(is_busy, false) == is_busy.end()) report();
     }

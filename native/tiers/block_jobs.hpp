@@ -4,6 +4,7 @@
 //
 //   waiting -> inside -> decided          begin(), finish(); a load copies to its row between begin_copy() and end_copy()
 //   waiting -> decided                    the deadline passed before anybody began
+//   waiting -> held back -> waiting       hold_back(), go_on(): nobody begins meanwhile; the deadline may pass
 //   inside -> abandoned -> decided        the deadline passed: reported as failed, while the system still works on it
 //
 // A job is reported once all its blocks are decided or abandoned, and over once none is inside or abandoned. From its
@@ -80,7 +81,7 @@ public:
     using Id = std::uint64_t;
 
 private:
-    enum class State : std::uint8_t { waiting, inside, copying, abandoned, decided };
+    enum class State : std::uint8_t { waiting, held_back, inside, copying, abandoned, decided };
 
     struct Job {
         Id id;
@@ -140,6 +141,11 @@ public:
 
     // The next block to work on. Loads go first, because somebody waits for them, but a store is every fourth.
     std::optional<Work> begin() {
+        while (!going_on_.empty()) {
+            const Work work = going_on_.front();
+            going_on_.pop_front();
+            if (work.job->states[work.at] == State::waiting) return begun(work.job, work.at);
+        }
         const bool stores_first = ++turn_ % 4 == 0;
         for (const Direction direction : {stores_first ? Direction::store : Direction::load,
                                           stores_first ? Direction::load : Direction::store}) {
@@ -151,11 +157,7 @@ public:
                     continue;
                 }
                 const std::size_t at = job->next++;
-                if (job->states[at] != State::waiting) continue;
-                job->states[at] = State::inside;
-                ++job->inside;
-                --waiting_;
-                return Work{job, at};
+                if (job->states[at] == State::waiting) return begun(job, at);
             }
         }
         return std::nullopt;
@@ -176,10 +178,21 @@ public:
         job->unwanted[at] = true;
         return job->states[at] == State::decided;
     }
-    // Whether the slot of that store may still have what it had before, and has until the next begin().
-    static bool is_untouched(const Ref& job, std::size_t at) noexcept {
-        const State state = job->states[at];
-        return state == State::waiting || (state == State::decided && job->faults[at].kind == Fault::Kind::expired);
+    // Nobody begins with that block until go_on(). False: it has begun, or it is decided.
+    static bool hold_back(const Ref& job, std::size_t at) noexcept {
+        if (job->states[at] != State::waiting) return false;
+        job->states[at] = State::held_back;
+        return true;
+    }
+    void go_on(const Work& work) {
+        State& state = work.job->states[work.at];
+        if (state != State::held_back) return;
+        state = State::waiting;
+        going_on_.push_back(work);
+    }
+    // Whether the deadline of that block has passed before anybody began, or while somebody was at it.
+    static bool is_expired(const Ref& job, std::size_t at) noexcept {
+        return job->states[at] == State::decided && job->faults[at].kind == Fault::Kind::expired;
     }
     bool is_unwanted(const Work& work) const {
         return !work.job->unwanted.empty() && work.job->unwanted[work.at];
@@ -209,9 +222,10 @@ public:
             const std::shared_ptr<Job> job = (next++)->second;  // settling erases it
             for (std::size_t at = 0; at < job->states.size(); ++at) {
                 State& state = job->states[at];
-                if (state != State::waiting && state != State::inside) continue;
-                if (state == State::waiting) --waiting_;
-                state = state == State::waiting ? State::decided : State::abandoned;
+                const bool is_waiting = state == State::waiting || state == State::held_back;
+                if (!is_waiting && state != State::inside) continue;
+                if (is_waiting) --waiting_;
+                state = is_waiting ? State::decided : State::abandoned;
                 decide(*job, at, {Fault::Kind::expired}, now);
             }
             if (job->undecided == 0) settle(job, now);
@@ -237,6 +251,13 @@ private:
         return queues_[static_cast<std::size_t>(direction)];
     }
 
+    Work begun(const Ref& job, std::size_t at) {
+        job->states[at] = State::inside;
+        ++job->inside;
+        --waiting_;
+        return {job, at};
+    }
+
     void decide(Job& job, std::size_t at, Fault fault, os::Nanoseconds now) noexcept {
         job.faults[at] = fault;
         --job.undecided;
@@ -260,6 +281,7 @@ private:
 
     std::map<std::pair<os::Nanoseconds, Id>, std::shared_ptr<Job>> open_;  // not reported, by deadline
     std::array<std::deque<std::shared_ptr<Job>>, 2> queues_;
+    std::deque<Work> going_on_;  // were held back
     std::vector<Event> events_;
     std::array<Counts, 2> counts_;
     std::array<Latencies, 2> latencies_;

@@ -4,7 +4,8 @@
 //   free       no            no             no
 //   reserved   yes, unseen   only a user's  no        until it is committed or given back
 //   stored     yes           yes            0 or more
-//   forgotten  no            no             1 or more then free
+//   revoked    no            no             no        reserved, and forgotten meanwhile
+//   forgotten  no            no             1 or more then free, or retired
 //   spare      no            no             no        instead of a block that is evicted, which is aside then
 //   aside      no            no             no        until somebody has stored its bytes elsewhere
 //   retired    no            no             no        the medium refused it; until it is brought back
@@ -79,12 +80,14 @@ public:
         for (const Block block : blocks) {
             if (--pins_[block] > 0) continue;
             --counts_.pinned;
-            if (states_[block] == State::kForgotten) {
-                free(block);
-            } else {
-                policy_->unpinned(block);
-            }
+            if (states_[block] == State::kForgotten) free(block);
+            if (states_[block] == State::kStored) policy_->unpinned(block);
         }
+    }
+
+    // Pins a block, whatever it has: it is not used for another key until it is unpinned.
+    void pin(Block block) noexcept {
+        if (pins_[block]++ == 0) ++counts_.pinned;
     }
 
     // As an access, without a pin.
@@ -133,7 +136,7 @@ public:
     void commit(std::span<const Block> blocks, std::span<const bool> mask) {
         for (std::size_t at = blocks.size(); at-- > 0;) {
             const Block block = blocks[at];
-            if (states_[block] == State::kForgotten || !mask[at]) {
+            if (states_[block] == State::kRevoked || !mask[at]) {
                 give_back(block);
                 continue;
             }
@@ -181,13 +184,18 @@ public:
     // For an engine that asks for room first, and then stores whatever it likes: the key is stored and pinned, without
     // admission. False, and nothing has changed: no block is free, or the key is there.
     bool insert(const Asked& key) {
-        if (free_.empty() || index_.find(key.hash) != kNoBlock) return false;
+        if (index_.find(key.hash) != kNoBlock) return false;
+        const Block block = take_free();
+        if (block == kNoBlock) return false;
         Admission admission = policy_->admit(key.hash, key.bytes);
         if (admission == Admission::kDeclined) admission = Admission::kNew;
-        const Block block = free_.back();
-        keys_.set(block, key.bytes);
-        index_.insert(key.hash, block);
-        free_.pop_back();
+        try {
+            keys_.set(block, key.bytes);
+            index_.insert(key.hash, block);
+        } catch (...) {  // no memory
+            free(block);
+            throw;
+        }
         states_[block] = State::kStored;
         policy_->insert(key.hash, block, admission);
         pins_[block] = 1;
@@ -200,10 +208,9 @@ public:
     // evicts, whose bytes stay until it is spare again. Returns how many are.
     std::size_t set_aside(std::size_t count) {
         for (; spare_.size() > count; spare_.pop_back()) release(spare_.back());
-        for (; spare_.size() < count && !free_.empty(); free_.pop_back()) {
-            spare_.push_back(free_.back());
-            states_[free_.back()] = State::kSpare;
-            ++counts_.reserved;
+        for (Block block; spare_.size() < count && (block = take_free()) != kNoBlock; ++counts_.reserved) {
+            spare_.push_back(block);
+            states_[block] = State::kSpare;
         }
         return spare_.size();
     }
@@ -332,6 +339,7 @@ public:
 
     KeyStore::Bytes key_of(Block block) const noexcept { return keys_.of(block); }
     bool is_pinned(Block block) const noexcept { return pins_[block] > 0; }
+    bool is_revoked(Block block) const noexcept { return states_[block] == State::kRevoked; }
 
     // Of a stored key; kNoBlock if it is not there.
     Block stored(const Asked& key) const noexcept {
@@ -357,7 +365,7 @@ public:
 private:
     static constexpr std::size_t kAhead = 8;  // memory is asked for so many keys before it is read
 
-    enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten, kSpare, kAside, kRetired };
+    enum class State : std::uint8_t { kFree, kReserved, kRevoked, kStored, kForgotten, kSpare, kAside, kRetired };
 
     // Reserved or stored. A key whose hash is another's is not there.
     Block find(const Asked& key) const noexcept {
@@ -405,22 +413,19 @@ private:
             ++counts_.declined;
             return kNoBlock;
         }
-        Block block = kNoBlock;
-        if (!free_.empty()) {
-            block = free_.back();
-            free_.pop_back();
-        } else if (limits.victims > 0 && (block = policy_->victim(admission, pins_)) != kNoBlock) {
+        Block block = take_free();
+        if (block == kNoBlock && limits.victims > 0 && (block = policy_->victim(admission, pins_)) != kNoBlock) {
             --limits.victims;
             evicted(keys_.of(block), block);
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
             block = put_aside(block);
-        } else if (limits.may_use_retired && !retired_.empty()) {
-            block = retired_.front();
-            retired_.pop_front();
-        } else {
-            return kNoBlock;
         }
+        if (block == kNoBlock && limits.may_use_retired) {
+            bring_back_one();
+            block = take_free();
+        }
+        if (block == kNoBlock) return kNoBlock;
         try {
             keys_.set(block, key.bytes);
             index_.insert(key.hash, block);
@@ -464,8 +469,8 @@ private:
     // The policy has forgotten it.
     void drop(Block block) {
         index_.remove(index_.key_of(block));
-        if (states_[block] == State::kStored && pins_[block] == 0) return free(block);
-        states_[block] = State::kForgotten;
+        if (states_[block] == State::kStored) return free(block);
+        states_[block] = State::kRevoked;
     }
 
     void give_back(Block block) {
@@ -480,8 +485,21 @@ private:
         free(block);
     }
 
+    // kNoBlock: there is none. Those that are pinned are free again once they are not.
+    Block take_free() {
+        while (!free_.empty()) {
+            const Block block = free_.back();
+            free_.pop_back();
+            if (pins_[block] == 0) return block;
+            states_[block] = State::kForgotten;
+        }
+        return kNoBlock;
+    }
+
     void free(Block block) {
-        if (is_refused(block)) {
+        if (pins_[block] > 0) {
+            states_[block] = State::kForgotten;
+        } else if (is_refused(block)) {
             states_[block] = State::kRetired;
             retired_.push_back(block);
         } else {

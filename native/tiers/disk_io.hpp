@@ -16,6 +16,7 @@
 #include "tiers/disk_ring.hpp"
 #include "tiers/disk_threads.hpp"
 #include "tiers/disk_work.hpp"
+#include "tiers/header_work.hpp"
 #include "tiers/slot_file.hpp"
 
 namespace memlane::tiers {
@@ -24,7 +25,7 @@ class DiskIo {
 public:
     // `may_ring`: whether it may be an io_uring, where there can be one.
     DiskIo(std::unique_ptr<SlotFile> file, std::byte* rows, unsigned threads, bool may_ring = true)
-        : file_(std::move(file)), work_(*file_, rows), ring_(may_ring && file_->is_direct() ? try_ring(work_) : nullptr) {
+        : file_(std::move(file)), work_(*file_, rows), headers_(*file_, work_), ring_(may_ring && file_->is_direct() ? try_ring(work_) : nullptr) {
         if (ring_ != nullptr) {
             threads_ = std::make_unique<os::Helpers>(1, [this] { ring_->run(); });
         } else {
@@ -33,17 +34,25 @@ public:
                 DiskThread(work_, staging_[started_.fetch_add(1)]).run();
             });
         }
-        if (threads_->started() == 0) os::throw_errno("cannot start a thread for a tier", EAGAIN);
+        header_thread_ = std::make_unique<os::Helpers>(1, [this] { headers_.run(); });
+        if (threads_->started() == 0 || header_thread_->started() == 0) {
+            close();
+            os::throw_errno("cannot start a thread for a tier", EAGAIN);
+        }
     }
 
     SlotFile& file() noexcept { return *file_; }
     DiskWork& work() noexcept { return work_; }
+    HeaderWork& headers() noexcept { return headers_; }
     const char* engine() const noexcept { return ring_ != nullptr ? "io_uring" : "threads"; }
 
     // Whether nothing was under way: the rows are then nobody's. Call it before this is destroyed.
     bool close() {
-        if (!work_.stop()) return false;
+        if (!headers_.is_idle() || !work_.stop()) return false;
+        headers_.stop();
         threads_->join();
+        header_thread_->join();
+        file_->close();
         return true;
     }
 
@@ -58,10 +67,11 @@ private:
 
     std::unique_ptr<SlotFile> file_;
     DiskWork work_;
+    HeaderWork headers_;
     std::unique_ptr<DiskRing> ring_;  // null: the threads do without
     std::vector<Staging> staging_;  // of each thread
     std::atomic<std::size_t> started_ = 0;
-    std::unique_ptr<os::Helpers> threads_;
+    std::unique_ptr<os::Helpers> threads_, header_thread_;
 };
 
 }  // namespace memlane::tiers

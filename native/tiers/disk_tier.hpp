@@ -1,8 +1,8 @@
-// The disk tier: which block is in which slot, what is under way, and what to report. One thread at a time. It writes
-// headers of slots that become free, through the page cache; all else is done by the threads of DiskIo.
+// The disk tier: which block is in which slot, what is under way, and what to report. One thread at a time, which reads and
+// writes nothing: the disk may not answer, so that is done by the threads of DiskIo.
 //
-// A slot that is being written is reserved in the pool, one that is being read is pinned, until the system is done with
-// it, which may be later than the report.
+// A slot that is being written is reserved in the pool, one that is being read, or whose header is being erased, is pinned,
+// until the system is done with it, which may be later than the report.
 #pragma once
 
 #include <algorithm>
@@ -117,35 +117,40 @@ public:
 
     void touch(Keys keys) { pool_.touch(keys); }
 
-    // 0 or an errno. What the system is writing just now is erased by its thread.
-    int forget(Keys keys) {
+    using OrderRef = HeaderWork::OrderRef;
+
+    // They are not found any more; once the order is done, by a restart neither. What the system is writing just now is erased
+    // by its thread.
+    OrderRef forget(Keys keys) {
         collect();
-        int error = 0;
+        const auto order = std::make_shared<HeaderWork::Order>();
         for (const BlockPool::Asked& key : keys) {
             Block slot = pool_.stored(key);
             if (const auto under_way = storing_.find(digest_of(key)); under_way != storing_.end()) {
                 const auto& [job, of] = under_way->second;
                 if (io_.work().forget(job->work, of)) slot = job->slots[of];
             }
-            if (slot == kNoBlock) continue;
-            if (const int failed = io_.file().erase(slot); failed != 0) error = failed;
+            if (slot != kNoBlock) erase(slot, order);
         }
-        if (const int failed = forget_evicted(keys); failed != 0) error = failed;
+        forget_evicted(keys, order);
         pool_.forget(keys);
-        has_forgotten_ = true;
-        return error;
+        return order;
     }
 
-    // Throws what the policy throws, and then nothing has changed; or system_error: then nothing is found until a restart.
-    void clear() {
+    // Throws what the policy throws, and then nothing has changed. Nothing is found; once the order is done, by a restart neither.
+    OrderRef clear() {
         pool_.clear();
-        has_forgotten_ = true;
-        io_.file().clear();
         evicted_.clear();
+        const auto order = std::make_shared<HeaderWork::Order>();
+        io_.work().note_idle(false);
+        io_.headers().clear(io_.file().clear(), order);
+        return order;
     }
 
     // Takes in what the threads have done.
     void collect() {
+        const std::vector<Block> erased = io_.headers().take_back();
+        pool_.unpin(erased);
         for (const BlockJobs::Event& event : io_.work().poll()) {
             const std::shared_ptr<Job> job = jobs_.at(event.id);
             if (event.is_report) decide(job, event);
@@ -156,8 +161,8 @@ public:
             } else {
                 late_.emplace(event.id, os::monotonic_now());
             }
-            if (jobs_.empty()) io_.work().note_idle(true);
         }
+        if (is_idle()) io_.work().note_idle(true);
         if (!following_.empty()) expire_followers(os::monotonic_now());
         if (is_stalled()) ++counts_.stalled;
     }
@@ -172,7 +177,7 @@ public:
     }
     // One that was taken and has not reached the caller.
     void put_back(Done done) { done_.push_front(std::move(done)); }
-    bool is_idle() const noexcept { return jobs_.empty(); }
+    bool is_idle() const { return jobs_.empty() && io_.headers().is_idle(); }
 
     // The system has been at some block for a second since it was reported as late.
     bool is_stalled() const noexcept {
@@ -266,7 +271,7 @@ private:
         }
         const Direction direction = job->is_store ? Direction::store : Direction::load;
         job->work = io_.work().submit(direction, std::move(requests), deadline);
-        if (jobs_.empty()) io_.work().note_idle(false);
+        io_.work().note_idle(false);
         jobs_.emplace(job->work->id, job);
         if (!job->is_store || evicted_.empty()) return;
         for (std::size_t i = 0; i < job->slots.size(); ++i)
@@ -287,14 +292,17 @@ private:
             }
             if (job->is_store) evicted_.erase(job->slots[i]);
             judge(*job, i, fault);
-            good[decided.size()] = is_good;
+            if (is_good && job->is_store && pool_.is_revoked(job->slots[i])) {
+                job->ok[job->at[i]] = false;  // what was forgotten while it was stored is not there, also after a restart
+                erase(job->slots[i]);
+            }
+            good[decided.size()] = job->ok[job->at[i]];
             decided.push_back(job->slots[i]);
         }
         job->span = event.span;
         job->is_decided = true;
         if (job->is_store) {
             pool_.commit(decided, {good.get(), decided.size()});
-            if (has_forgotten_) take_back(*job);
             for (const Digest& digest : job->digests) {
                 const auto found = storing_.find(digest);
                 if (found != storing_.end() && found->second.job == job) storing_.erase(found);
@@ -325,31 +333,27 @@ private:
         }
     }
 
-    // What was forgotten while it was stored is not there, also after a restart.
-    void take_back(Job& job) {
-        for (std::size_t i = 0; i < job.slots.size(); ++i) {
-            if (!job.ok[job.at[i]] || pool_.has(job.slots[i], job.digests[i])) continue;
-            job.ok[job.at[i]] = false;
-            erase(job.slots[i]);
-        }
-    }
-
     // A slot whose block was forgotten has no valid header, or a restart would find it. If the disk refuses, it may.
-    void erase(Block slot) const { static_cast<void>(io_.file().erase(slot)); }
+    void erase(Block slot, const OrderRef& order, std::optional<DiskWork::Work> held_back = std::nullopt) {
+        pool_.pin(slot);
+        io_.work().note_idle(false);
+        io_.headers().erase(slot, order, std::move(held_back));
+    }
+    void erase(Block slot) { erase(slot, std::make_shared<HeaderWork::Order>()); }
 
-    // Of what was evicted, a restart may still find what nobody has written over. 0 or an errno.
-    int forget_evicted(Keys keys) {
-        if (evicted_.empty()) return 0;
+    // Of what was evicted, a restart may still find what nobody has written over.
+    void forget_evicted(Keys keys, const OrderRef& order) {
+        if (evicted_.empty()) return;
         std::unordered_set<Digest, DigestHash> digests;
         for (const BlockPool::Asked& key : keys) digests.insert(digest_of(key));
-        int error = 0;
         for (const auto& [slot, evicted] : evicted_) {
             if (!digests.contains(evicted.digest)) continue;
+            using Before = DiskWork::Before;
             const auto& [job, of] = evicted.by;
-            const int failed = job ? io_.work().erase_before(job->work, of, slot) : io_.file().erase(slot);
-            if (failed != 0) error = failed;
+            const Before before = job ? io_.work().hold_back(job->work, of) : Before::is_left;
+            if (before == Before::is_left) erase(slot, order);
+            if (before == Before::is_held_back) erase(slot, order, DiskWork::Work{job->work, of});
         }
-        return error;
     }
 
     // As the pool does; but the call evicts nothing that it asks for.
@@ -445,7 +449,6 @@ private:
     Refusals refusals_;
     Fault last_refusal_{};  // of a store
     Ticket last_ = 0;
-    bool has_forgotten_ = false;  // ever
 };
 
 }  // namespace memlane::tiers

@@ -90,12 +90,13 @@ public:
     int idle_descriptor(bool is_idle) {
         if (!idle_event_.file().is_open()) {
             idle_event_ = os::OwnFile([] { return os::make_event(); });
+            is_idle_ = is_idle;
             if (is_idle) os::set_event(idle_event_.file());
         }
         return idle_event_.file().get();
     }
     void note_idle(bool is_idle) noexcept {
-        if (!idle_event_.file().is_open()) return;
+        if (!idle_event_.file().is_open() || std::exchange(is_idle_, is_idle) == is_idle) return;
         if (is_idle) {
             os::set_event(idle_event_.file());
         } else {
@@ -109,10 +110,20 @@ public:
         return BlockJobs::forget(job, at);
     }
 
-    // Erases what the slot of that store had before, unless the store has begun and writes over it. 0 or an errno.
-    int erase_before(const BlockJobs::Ref& job, std::size_t at, Block slot) {
-        const std::lock_guard guard(mutex_);  // so that it does not begin meanwhile
-        return BlockJobs::is_untouched(job, at) ? file_.erase(slot) : 0;
+    // How the slot of that store can lose what it had before: the store has begun, and writes over it; it waits until go_on();
+    // or it never began.
+    enum class Before : std::uint8_t { is_written_over, is_held_back, is_left };
+    Before hold_back(const BlockJobs::Ref& job, std::size_t at) {
+        const std::lock_guard guard(mutex_);
+        if (BlockJobs::hold_back(job, at)) return Before::is_held_back;
+        return BlockJobs::is_expired(job, at) ? Before::is_left : Before::is_written_over;
+    }
+    // Any thread.
+    void go_on(const Work& work) {
+        const std::lock_guard guard(mutex_);
+        jobs_.go_on(work);
+        work_.notify_one();
+        if (std::exchange(is_bell_wanted_, false)) os::set_event(bell_.file());
     }
 
     // Whether nothing is under way; the threads then end.
@@ -223,6 +234,7 @@ private:
     bool is_stopping_ = false;
     os::OwnFile bell_;
     os::OwnFile idle_event_;  // once somebody has asked for it
+    bool is_idle_ = false;    // what it says
     bool is_bell_wanted_ = false;
 };
 

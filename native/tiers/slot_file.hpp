@@ -76,6 +76,8 @@ public:
         settle(slots, found);
     }
 
+    ~SlotFile() { close(); }
+
     std::uint64_t slots() const noexcept { return pair_.slots; }
     std::uint64_t row_bytes() const noexcept { return row_bytes_; }
     std::uint64_t slot_bytes() const noexcept { return slot_bytes_of(row_bytes_); }
@@ -111,16 +113,27 @@ public:
         return header;
     }
 
-    // All slots are empty from now on, also those that are being written. Throws system_error.
-    void clear() {
-        const std::uint64_t before = std::exchange(pair_.first_sequence, next_sequence_);
-        try {
-            write_pair();
-        } catch (...) {
-            pair_.first_sequence = before;
-            throw;
-        }
+    // All slots are empty from now on, also those that are being written. Returns what write_cleared() takes.
+    std::uint64_t clear() noexcept {
         first_sequence_.store(next_sequence_);
+        return next_sequence_;
+    }
+    // They are for a restart, too. One thread at a time. 0 or an errno.
+    int write_cleared(std::uint64_t first_sequence) noexcept {
+        PairHeader cleared = pair_;
+        cleared.first_sequence = first_sequence;
+        cleared.crc = cleared.own_crc();
+        return os::write_at(headers_.file(), &cleared, sizeof cleared, 0);
+    }
+
+    // Both files; nobody uses them. The lock first: a child that is being forked may still have its file for a moment.
+    void close() noexcept {
+        try {
+            if (headers_.is_intact()) os::unlock(headers_.file(), kLock);
+        } catch (const std::system_error&) {  // then it ends with the file
+        }
+        data_.close_on_disk();
+        headers_.close_on_disk();
     }
 
     struct Slots {
@@ -170,7 +183,7 @@ private:
     }
 
     static os::OwnFile opened(const std::string& path, int flags) {
-        os::OwnFile file([&] {
+        os::OwnFile file = os::OwnFile::of_disk([&] {
             os::FileDescriptor made = os::try_open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | flags);
             if (!made.is_open() && errno == ELOOP) throw core::SegmentRefused(path + " is a symbolic link");
             if (!made.is_open()) os::throw_errno("cannot open " + path);

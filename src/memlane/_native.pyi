@@ -1029,10 +1029,12 @@ class DiskTier:
     def store(self, keys: object, rows: bytes, timeout: object) -> int: ...
     def load(self, keys: object, rows: bytes, timeout: object) -> int: ...
     def touch(self, keys: object) -> None: ...
-    def forget(self, keys: object) -> int:
+    def forget(self, keys: object, timeout: object) -> int:
         """0 or an errno."""
 
-    def clear(self) -> None: ...
+    def clear(self, timeout: object) -> int:
+        """0 or an errno."""
+
     def collect(self, wakes: bool) -> bool:
         """Takes in what the threads have done; whether nothing is under way."""
 

@@ -11,6 +11,8 @@ import resource
 import select
 import shutil
 import struct
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import Unsupported
+from memlane import SystemFault, TimedOut, Unsupported
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import content, key, wait_for
 from tests.base.test_failing_calls import calls, preloaded
@@ -374,6 +376,148 @@ def test_what_was_stored_before_a_poll_is_forgotten(tmp_path: Path) -> None:
     peer.kill()
     with tier_on(tmp_path / "kv", np.zeros((8, ROW), np.uint8), capacity=3) as tier:
         assert tier.has([key(1), key(2)]) == [False, True]
+
+
+def erases_in_vain(_link: Link, folder: Path, what: str) -> None:
+    """Role: the write that erases a header lasts, and lasts."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20, timeout=0.3) as tier:
+        for number in range(4):
+            assert store(tier, rows, number)
+        if what == "poll":
+            with open(folder / "0.data", "r+b") as file:
+                file.write(bytes(20 * ROW))
+        with calls().failing(Fault("erase", 1, "pwrite", STALL))("erase"):
+            if what == "poll":
+                done = wait_for(tier, tier.load([key(1)], [1], timeout=PATIENCE))
+                assert not done.ok[0]
+            else:
+                with pytest.raises(SystemFault, match=f"{folder} does not answer") as caught:
+                    tier.clear() if what == "clear" else tier.forget([key(1)])
+                assert caught.value.errno == errno.ETIMEDOUT
+            assert tier.has([key(1), key(2)]) == [False, what != "clear"]
+            assert not tier.drain(0)
+            for number in range(10, 26):  # the slot that is being erased is left alone
+                rows[0] = content(number, ROW)
+                assert wait_for(tier, tier.store([key(number)], [0], timeout=PATIENCE)).ok[0]
+            assert all(tier.has([key(number) for number in range(10, 26)]))
+        assert tier.drain(PATIENCE)
+        tier.forget([key(1), key(10)])  # which waits for nothing now
+    with tier_on(folder, rows, capacity=20) as tier:
+        assert tier.has([key(1), key(2), key(10)]) == [False, what != "clear", False]
+        check_all(tier, rows, range(26))
+
+
+@pytest.mark.parametrize("what", ["forget", "clear", "poll"])
+def test_a_disk_that_hangs_stops_no_thread(tmp_path: Path, what: str) -> None:
+    """While a header is to be erased: the call ends in time, other threads run, and the tier goes
+    on with other slots."""
+    start(erases_in_vain, tmp_path / "kv", what, method="spawn", command=preloaded()).result()
+
+
+@contextmanager
+def file_system(place: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    image, disk = place / "image", place / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", image, disk], check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@contextmanager
+def frozen(disk: Path) -> Iterator[None]:
+    """Every write waits."""
+    subprocess.run(["fsfreeze", "--freeze", disk], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", disk], check=True)
+
+
+def on_a_frozen_disk(link: Link, disk: Path) -> None:
+    """Role: every call of a tier while each write waits."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(disk / "kv", rows, capacity=20, timeout=0.5, direct=None) as tier:
+        for number in range(8):
+            assert store(tier, rows, number)
+        tier.drain(PATIENCE)
+        with open(disk / "kv/0.data", "r+b") as file:
+            file.write(bytes(ROW))
+            os.fsync(file.fileno())
+        link.tell("stored")
+        assert link.hear() == "frozen"
+        with pytest.raises(SystemFault, match="does not answer"):
+            tier.forget([key(7)])
+        loaded = [wait_for(tier, tier.load([key(each)], [0])).ok[0] for each in range(8)]
+        assert loaded.count(False) == 2  # one was forgotten, one has changed
+        assert not wait_for(tier, tier.store([key(9)], [0])).ok[0]
+        with tier.hold([key(1)]):
+            tier.touch([key(1)])
+        assert not tier.drain(0.1)
+        tier.statistics()
+        with pytest.raises(SystemFault, match="does not answer"):
+            tier.clear()
+        with pytest.raises(TimedOut):
+            tier.close()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        link.tell("lives")
+        assert link.hear() == "thawed"
+        assert tier.drain(PATIENCE)
+        assert store(tier, rows, 9)
+    with tier_on(disk / "kv", rows, capacity=20, direct=None) as tier:
+        assert tier.has([key(each) for each in range(10)]) == [False] * 9 + [True]
+    link.tell("done")
+
+
+@pytest.mark.root
+def test_a_frozen_file_system_stops_no_call(tmp_path: Path) -> None:
+    """As one is for a snapshot, or by a disk that hangs."""
+    with file_system(tmp_path) as disk:
+        peer = start(on_a_frozen_disk, disk, method="spawn")
+        assert peer.hear() == "stored"
+        os.sync()
+        with frozen(disk):
+            peer.tell("frozen")
+            assert peer.hear() == "lives"
+        peer.tell("thawed")
+        assert peer.hear() == "done"
+        peer.join()
+
+
+def forks_while_it_opens(link: Link, folder: Path) -> None:
+    """Role: a thread opens a tier on a disk that does not answer; another one forks."""
+    rows = np.zeros((8, ROW), np.uint8)
+    opened: list[DiskTier] = []
+    with calls().failing(Fault("open", 1, "open", STALL))("open"):
+        thread = threading.Thread(target=lambda: opened.append(tier_on(folder, rows, capacity=20)))
+        thread.start()
+        until(lambda: folder.exists(), "it opens")
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        tier_on(folder.parent / "other", rows, capacity=20).close()
+        assert not opened
+    thread.join()
+    with opened[0] as tier:
+        assert store(tier, rows, 1)
+    link.tell("done")
+
+
+def test_a_disk_that_hangs_while_it_is_opened_stops_no_fork(tmp_path: Path) -> None:
+    peer = start(forks_while_it_opens, tmp_path / "kv", method="spawn", command=preloaded())
+    assert peer.hear() == "done"
 
 
 def not_direct(_link: Link, folder: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import random
 import select
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -131,6 +132,32 @@ def test_one_opener_at_a_time(tmp_path: Path) -> None:
     until(lambda: not is_used(tmp_path), "its lock has gone")
     with tier_on(tmp_path, rows, capacity=BLOCKS), pytest.raises(TierInUse):
         tier_on(tmp_path, rows, capacity=BLOCKS)
+
+
+def opened_beside_forks(_link: Link, folder: Path) -> None:
+    """Role: opens and closes a tier while another thread forks."""
+    rows, ended = np.zeros((2, ROW), np.uint8), threading.Event()
+
+    def fork() -> None:
+        while not ended.is_set():
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    try:
+        for _ in range(200):
+            tier_on(folder, rows, capacity=BLOCKS).close()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_it_is_opened_again_while_another_thread_forks(tmp_path: Path) -> None:
+    """A child that has not closed its descriptors yet does not keep the lock of a closed tier."""
+    start(opened_beside_forks, tmp_path, method="spawn").result()
 
 
 def forgetting(link: Link, folder: Path) -> None:

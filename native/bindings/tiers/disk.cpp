@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -30,6 +32,7 @@ using namespace nb::literals;
 
 namespace {
 
+constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;  // between two looks for signals
 constexpr std::size_t kWithGil = 64u << 10;  // shorter work keeps the GIL
 
 // What there is of a tier until it is closed. What is under way when it is dropped keeps all of it for ever.
@@ -145,6 +148,27 @@ public:
             } wake{opened, wakes};
             return work(opened.tier);
         });
+    }
+
+    // A call that gives an order to erase headers. Waits until that is done, without the GIL, but not for a disk that has not
+    // answered already. Returns 0, an errno, or ETIMEDOUT: it will be done once the disk answers.
+    template <class Call>
+    int order(const Call& work, nb::handle timeout) const {
+        const std::shared_ptr<OpenTier> kept = (static_cast<void>(open()), open_);
+        const os::Deadline deadline = to_deadline(timeout);
+        const bool may_wait = !kept->tier.is_stalled();
+        const tiers::HeaderWork::OrderRef ordered = call(work);
+        for (;;) {
+            const os::Nanoseconds now = os::monotonic_now();
+            const os::Nanoseconds until = may_wait ? std::min(deadline.at(), now + kSlice) : now;
+            const std::optional<int> error = without_gil([&] { return kept->io.headers().wait(ordered, until); });
+            if (error) {
+                if (open_ != nullptr && is_here()) call([](tiers::DiskTier& tier) { tier.collect(); });
+                return *error;
+            }
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            if (!may_wait || deadline.passed(os::monotonic_now())) return ETIMEDOUT;
+        }
     }
 
     // Moves what is done to the list `waiting` of an object. A report that cannot be made, because a signal's handler raises,
@@ -378,12 +402,17 @@ void bind_disk(nb::module_& m) {
             "keys"_a)
         .def(
             "forget",
-            [](const DiskObject& self, nb::handle keys) {
+            [](const DiskObject& self, nb::handle keys, nb::handle timeout) {
                 const AskedKeys asked(keys);
-                return self.call([&](DiskTier& tier) { return tier.forget(asked.asked()); });
+                return self.order([&](DiskTier& tier) { return tier.forget(asked.asked()); }, timeout);
             },
-            "keys"_a, "0 or an errno.")
-        .def("clear", [](const DiskObject& self) { self.call([](DiskTier& tier) { tier.clear(); }); })
+            "keys"_a, "timeout"_a, "0 or an errno.")
+        .def(
+            "clear",
+            [](const DiskObject& self, nb::handle timeout) {
+                return self.order([](DiskTier& tier) { return tier.clear(); }, timeout);
+            },
+            "timeout"_a, "0 or an errno.")
         .def(
             "collect",
             [](const DiskObject& self, bool wakes) {

@@ -65,7 +65,7 @@ void bind_slot_reader(nb::module_& m) {
                 without_gil([&] { new (self) SlotReader(path, row_bytes, own); });
             },
             "path"_a, "row_bytes"_a, "name_space"_a, "`path`.headers and `path`.data.")
-        .def_prop_ro("number", [](const SlotReader& self) { return self.number(); }, "The inode of its headers.")
+        .def_prop_ro("number", [](const SlotReader& self) { return without_gil([&] { return self.number(); }); }, "The inode of its headers.")
         .def_prop_ro("last_sequence", &SlotReader::last_sequence, "The greatest of all namespaces, as of the last look; or -1.")
         .def(
             "look", [](SlotReader& self, bool in_any_case) { without_gil([&] { self.look(in_any_case); }); }, "in_any_case"_a,

@@ -4,6 +4,7 @@ native code (native/tiers)."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -256,25 +257,36 @@ class DiskTier(Tier):
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Removes these keys, also for a later restart; what is being stored under them is not
-        kept either. Nothing is flushed: after a power cut they may be back, and after a kill those
-        that the system was writing at that moment.
+        kept either. Waits until they are erased, at most the tier's `timeout`. Nothing is flushed:
+        after a power cut they may be back, and after a kill those that the system was writing at
+        that moment.
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
-            SystemFault: the disk refuses it; they are not found until a restart.
+            SystemFault: the disk refuses it, and they are not found until a restart; or, ETIMEDOUT,
+                it does not answer, and erases them once it does.
         """
-        if error := self._native.forget(self._namespace.digests(keys)):
-            raise system_fault(error, "cannot erase a block of a tier")
+        self._check_erased(self._native.forget(self._namespace.digests(keys), self._timeout))
 
     def clear(self) -> None:
         """Removes everything, of all namespaces, also for a later restart. Loads under way may
-        miss; what is being stored is not kept. After a power cut it may all be back.
+        miss; what is being stored is not kept. Waits as `forget`. After a power cut it may all be
+        back.
 
         Raises:
             Closed, WrongProcess: as `has`.
-            SystemFault: the disk refuses it; nothing is found until a restart.
+            SystemFault: as `forget`.
         """
-        self._native.clear()
+        self._check_erased(self._native.clear(self._timeout))
+
+    def _check_erased(self, error: int) -> None:
+        where = self._folder
+        if error == errno.ETIMEDOUT:
+            what = f"the disk of the tier in {where} does not answer; it will erase blocks later"
+            raise system_fault(error, what)
+        if error:
+            what = f"the disk of the tier in {where} does not erase blocks; a restart may find them"
+            raise system_fault(error, what)
 
     # Blocks ----------------------------------------------------------------------------------
 

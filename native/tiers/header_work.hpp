@@ -1,0 +1,116 @@
+// Headers that must be gone from a disk tier's file: erased one after another on a thread of its own, because the disk may
+// not answer. Its caller keeps each slot from other use until it has taken it back.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "os/clock.hpp"
+#include "tiers/disk_work.hpp"
+#include "tiers/slot_file.hpp"
+
+namespace memlane::tiers {
+
+class HeaderWork {
+public:
+    // What one call has asked for.
+    struct Order {
+        std::size_t left = 0;
+        int error = 0;  // an errno, of what the disk refused last
+    };
+    using OrderRef = std::shared_ptr<Order>;
+
+    HeaderWork(SlotFile& file, DiskWork& work) : file_(file), work_(work) {}
+
+    // The caller's side: one thread at a time.
+
+    // `held_back`: a store into that slot, which begins afterwards.
+    void erase(Block slot, const OrderRef& order, std::optional<DiskWork::Work> held_back = std::nullopt) {
+        add({slot, 0, order, std::move(held_back)});
+    }
+    // Nothing that was stored before that sequence is found by a restart.
+    void clear(std::uint64_t first_sequence, const OrderRef& order) { add({kNoBlock, first_sequence, order, std::nullopt}); }
+
+    // Slots whose headers are gone, or which the disk refused to erase, since the last call.
+    std::vector<Block> take_back() {
+        const std::lock_guard guard(mutex_);
+        return std::exchange(done_, {});
+    }
+    bool is_idle() {
+        const std::lock_guard guard(mutex_);
+        return left_ == 0 && done_.empty();
+    }
+
+    // Any thread: 0 or an errno; nullopt: something of it is not done by then.
+    std::optional<int> wait(const OrderRef& order, os::Nanoseconds until) {
+        std::unique_lock lock(mutex_);
+        while (order->left > 0) {
+            const os::Nanoseconds now = os::monotonic_now();
+            if (now >= until) return std::nullopt;
+            ended_.wait_for(lock, std::chrono::nanoseconds(until - now));
+        }
+        return order->error;
+    }
+
+    // Nothing is left; the thread then ends.
+    void stop() {
+        const std::lock_guard guard(mutex_);
+        is_stopping_ = true;
+        begun_.notify_all();
+    }
+
+    // The thread's side: until the tier closes.
+    void run() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            begun_.wait(lock, [&] { return is_stopping_ || !waiting_.empty(); });
+            if (waiting_.empty()) return;
+            const Erasure next = std::move(waiting_.front());
+            waiting_.pop_front();
+            lock.unlock();
+            const int error = next.slot == kNoBlock ? file_.write_cleared(next.first_sequence) : file_.erase(next.slot);
+            if (next.held_back) work_.go_on(*next.held_back);
+            lock.lock();
+            if (error != 0) next.order->error = error;
+            --next.order->left;
+            if (next.slot != kNoBlock) done_.push_back(next.slot);
+            if (--left_ == 0) work_.wake();  // for whoever drains the tier
+            ended_.notify_all();
+        }
+    }
+
+private:
+    struct Erasure {
+        Block slot;                    // kNoBlock: all of them
+        std::uint64_t first_sequence;
+        OrderRef order;
+        std::optional<DiskWork::Work> held_back;
+    };
+
+    void add(Erasure erasure) {
+        const std::lock_guard guard(mutex_);
+        waiting_.push_back(erasure);
+        ++erasure.order->left;
+        ++left_;
+        begun_.notify_one();
+    }
+
+    SlotFile& file_;
+    DiskWork& work_;
+    std::mutex mutex_;
+    std::condition_variable begun_, ended_;
+    std::deque<Erasure> waiting_;
+    std::vector<Block> done_;
+    std::size_t left_ = 0;  // that have not ended
+    bool is_stopping_ = false;
+};
+
+}  // namespace memlane::tiers
