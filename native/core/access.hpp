@@ -24,6 +24,19 @@ inline void check_access(const std::string& path, const os::FileFacts& facts, co
     throw SegmentRefused(path + " has mode " + mode + ", but segments have 0600");
 }
 
+inline constexpr const char* kOneUser = "only processes of the same user can share a segment";
+
+// For a descriptor of another process that may not be opened.
+[[noreturn]] inline void throw_unopened_of(std::int64_t pid) {
+    const std::string process = "/proc/" + std::to_string(pid);
+    const std::string text = "this user may not open what process " + std::to_string(pid) + " holds";
+    const auto owner = os::facts_at(process);
+    if (!owner || owner->owner != ::geteuid()) throw SegmentRefused(text + "; " + kOneUser);
+    throw SegmentRefused(text + ", although it is of the same user: it has changed its user without exec (os.setuid), or "
+                         "has capabilities that this one lacks. Call prctl(PR_SET_DUMPABLE, 1) there after the change, or "
+                         "start that process as the user that it is to be");
+}
+
 // For an existing file that could not be opened and is none of `kind` (a plural noun for the error text).
 [[noreturn]] inline void throw_unopened(const std::system_error& error, const std::string& path, const char* kind,
                                         const char* remedy) {

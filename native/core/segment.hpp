@@ -258,7 +258,6 @@ private:
     std::vector<SectionEntry> sections_;  // private copy, checked: later writes of a peer do not matter
 };
 
-inline constexpr const char* kOneUser = "only processes of the same user can share a segment";
 
 inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
                                                 const std::vector<ReservedRange>& reserved,
@@ -340,8 +339,7 @@ inline std::shared_ptr<Segment> Segment::attach_through(const OpenFile& holder, 
     } catch (const std::system_error& error) {
         const int why = error.code().value();
         if (why == ENOENT || why == ESRCH || why == ENODEV) throw SegmentMissing(name, gone);
-        if (why == EACCES || why == EPERM)
-            throw SegmentRefused("this user may not open what process " + std::to_string(holder.pid) + " holds; " + kOneUser);
+        if (why == EACCES || why == EPERM) throw_unopened_of(holder.pid);
         throw;
     } catch (const LayoutMismatch&) {  // the number is another file's by now
         throw SegmentMissing(name, gone);

@@ -4,6 +4,7 @@ Fails without the guard: attaching through a link, or to a file that others may 
 the process's memory to them.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from memlane import MessageQueue, SegmentRefused, ShmRingBuffer
-from tests.support import NO_FILES, Link, start
+from memlane import Handle, MessageQueue, SegmentRefused, ShmRingBuffer
+from tests.support import NO_FILES, PATIENCE, Link, start
 from tests.support.queues import path_of, refuses, ring_in, start_reader
 
 NOBODY = 65534
@@ -116,6 +117,52 @@ def test_other_user(writer: MessageQueue) -> None:
         assert isinstance(caught.value, SegmentRefused)
 
     start(role).result()
+
+
+@pytest.mark.root
+def test_a_writer_that_has_given_up_root() -> None:
+    """What to do is said: the kernel lets nobody open what it holds, not even its own user.
+
+    Fails without the guard: "only processes of the same user can share a segment".
+    """
+
+    def drop() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+    def role(link: Link) -> None:
+        drop()
+        with MessageQueue(1, 1, None, 4096, 4) as queue:
+            link.tell(queue.export_handle())
+            queue.wait_until_ready(PATIENCE)
+            link.hear()
+            link.tell(queue.readmit(0))
+            link.hear()
+            assert ctypes.CDLL(None).prctl(4, 1) == 0  # PR_SET_DUMPABLE
+            link.tell()
+            link.hear()
+
+    def late(_link: Link, handle: Handle) -> str:
+        drop()
+        try:
+            MessageQueue.create_from_handle(handle, 0).close()
+        except SegmentRefused as error:
+            return str(error)
+        return "attached"
+
+    writer = start(role)
+    assert start(late, writer.hear()).result() == "attached"
+    writer.tell()
+    handle = writer.hear()
+    text = start(late, handle).result()
+    assert f"process {writer.pid} holds, although it is of the same user" in text
+    assert "prctl(PR_SET_DUMPABLE, 1)" in text
+    writer.tell()
+    writer.hear()
+    assert start(late, handle).result() == "attached"
+    writer.tell()
+    writer.result()
 
 
 @attaching
