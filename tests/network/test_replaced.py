@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import Handle, MessageQueue, RankTaken, ReaderDied, ReaderGivenUp, TimedOut, WrongRole
+from memlane import (
+    AccessRefused,
+    Handle,
+    InvalidArgument,
+    MessageQueue,
+    RankTaken,
+    ReaderDied,
+    ReaderGivenUp,
+    TimedOut,
+    WrongRole,
+)
 from memlane.broadcast.network.keys import Keys
 from tests.support import PATIENCE, Remote, until
 from tests.support.queues import drain, refuses, start_reader
@@ -191,6 +201,40 @@ def test_late_readers(relay: bool) -> None:
                     )
             assert [drain(reader) for reader in readers] == [[]] * 3
         writer.enqueue("to nobody", timeout=PATIENCE)
+
+
+def test_a_handle_for_a_rank_that_never_comes() -> None:
+    """Once it is released another rank has its place, if no message is gone; its handle is refused.
+
+    Fails without the guard: `export_handle` of the other rank said that the place was released.
+    """
+    with remote_writer(**BRIEF) as writer:
+        never = writer.export_handle(7)
+        with refuses(InvalidArgument, match=r"belong to reader 7 \(never attached\)"):
+            writer.export_handle(0)
+        writer.release_reader(7)
+        handle = writer.export_handle(0)
+        with refuses(AccessRefused, RankTaken):
+            MessageQueue.create_from_handle(never, 7, timeout=PATIENCE)
+        with MessageQueue.create_from_handle(handle, 0) as reader:
+            writer.wait_until_ready(PATIENCE)
+            writer.enqueue("from the first")
+            assert reader.dequeue(PATIENCE) == "from the first"
+        with refuses(InvalidArgument):
+            writer.export_handle(7)
+
+
+def test_a_released_place_after_a_message() -> None:
+    """Who has it now would miss that message: only `readmit` may say so."""
+    with remote_writer(**BRIEF) as writer:
+        writer.export_handle(7)
+        writer.release_reader(7)
+        writer.enqueue("to nobody")
+        with refuses(InvalidArgument, match=r"reader 7 \(released\)"):
+            writer.export_handle(0)
+        with MessageQueue.create_from_handle(writer.readmit(7), 7) as reader:
+            writer.enqueue("here")
+            assert reader.dequeue(PATIENCE) == "here"
 
 
 def test_an_awaited_send_goes_on() -> None:

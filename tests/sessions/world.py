@@ -123,7 +123,7 @@ class World:
         )
         self.writer = WriterSession(len(hosts), [], options, "q", EPOCH, 1, (64, 4))
         for rank in range(len(hosts)):  # as export_handle(rank) does
-            self.writer.keep_place(rank)
+            self.writer.keep_place(rank, self.now, lambda _ticket: None)
         self.peers = self.writer._peers
         self.outbox = self.writer._outbox
         self.is_writer_stopped = self.is_writer_gone = self.was_writer_killed = False

@@ -667,13 +667,16 @@ class NetworkWriter(NetworkEnd):
         secrets = self.keys.reader_secrets
         with self.locked():
             self._room = -1  # as in `_hear`
-            return list(secrets) if rank is None else [secrets[self.session.keep_place(rank)]]
+            if rank is None:
+                return list(secrets)
+            return [secrets[self.session.keep_place(rank, time.monotonic(), self.keys.renew)]]
 
     def expect_unshared(self, ranks: Iterable[int]) -> None:
         """Each of those readers has a host of its own, so it needs no relay."""
         with self.locked():
             for rank in ranks:
-                self.session.keep_place(rank, is_unshared=True)
+                now = time.monotonic()
+                self.session.keep_place(rank, now, self.keys.renew, is_unshared=True)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""

@@ -89,6 +89,14 @@ class Places:
         """Whose the places are, as text."""
         return names_of([peer.owner for peer in self.peers])
 
+    def spare_for(self, rank: int) -> Peer | None:
+        """A place whose reader was released before it attached, if no other is left for `rank`."""
+        for peer in self.peers:
+            if peer.rank == rank or (peer.rank is None and peer.is_absent):
+                return None
+        never = (peer for peer in self.peers if peer.life is Life.CLOSED and not peer.session)
+        return next(never, None)
+
     def kept_for(self, rank: int) -> Peer:
         """The place that is kept for that rank from now on."""
         for peer in self.peers:

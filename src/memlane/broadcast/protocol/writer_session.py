@@ -579,7 +579,9 @@ class WriterSession:
     def readmit(self, rank: int, now: float, renew: Callable[[int], None]) -> None:
         """Another process may take the place of that reader, from the next message on. First calls
         `renew` with the ticket of its key; until that returns, nothing changes."""
-        old = self._places.ended(rank)
+        self._reopen(self._places.ended(rank), now, renew)
+
+    def _reopen(self, old: Peer, now: float, renew: Callable[[int], None]) -> None:
         new = old.successor(self._outbox.next, self._outbox.bytes, now)
         renew(self._ticket_of(new))
         self._places.readmit(old, new)
@@ -619,11 +621,18 @@ class WriterSession:
             for peer in self._peers:
                 peer.say(self._frame(What.READY))
 
-    def keep_place(self, rank: int, *, is_unshared: bool = False) -> int:
+    def keep_place(
+        self, rank: int, now: float, renew: Callable[[int], None], *, is_unshared: bool = False
+    ) -> int:
         """The place that is kept for that rank from now on; `is_unshared`: nobody else is
-        expected on its host."""
+        expected on its host. The last resort is a place whose reader was released before it
+        attached, if no message is gone; `renew` is called as by `readmit`."""
         if not self._places.is_remote(rank):
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
+        spare = self._places.spare_for(rank)
+        if spare is not None and spare.first == self._outbox.next:
+            self._reopen(spare, now, renew)
+            self._places.peers[spare.place].keep_for(None)
         peer = self._places.kept_for(rank)
         peer.keep_for(rank, is_unshared=is_unshared)
         return peer.place
