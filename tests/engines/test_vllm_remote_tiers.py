@@ -43,6 +43,8 @@ def test_behind_vllms_manager(release: str) -> None:
         *("evicted_from_memory", "killed_in_the_middle", "stopped_in_the_middle"),
         *("loads_that_are_refused", "wrong_and_promoted", "a_disk_and_a_server"),
         "reset_while_blocks_are_under_way",
+        "reset_one_after_the_other",
+        "reset_without_a_server",
         release=release,
     )
 

@@ -24,7 +24,7 @@ def test_behind_vllms_manager(release: str) -> None:
     """Blocks that memory has evicted come back, right or not at all; and what it evicts."""
     run(
         *("evicted_and_promoted", "corrupt_and_promoted", "too_late_and_promoted"),
-        *("more_than_fits", "reset"),
+        *("more_than_fits", "reset", "a_reset_that_keeps"),
         *("evicts_all_or_none", "the_end_goes_before_the_start", "pinned_chunks_stay"),
         *("removed_and_cleared", "used_chunks_outlive_others", "random_traffic"),
         release=release,

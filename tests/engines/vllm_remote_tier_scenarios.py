@@ -529,9 +529,9 @@ def replicas_that_share_a_folder() -> None:
 
 
 def reset_while_blocks_are_under_way() -> None:
-    """Clears memory and not the server, also while a promotion is queued."""
+    """Clears memory and not the server, if it is told so, also while a promotion is queued."""
     with server() as running:
-        engine = Engine(on(running))
+        engine = Engine(on(running, on_reset="keep"))
         engine.store(0, 1)
         engine.manager.reset_cache()
         getattr(engine.manager, "on_reset_flushed", lambda: None)()
@@ -540,4 +540,38 @@ def reset_while_blocks_are_under_way() -> None:
         engine.manager.reset_cache()
         getattr(engine.manager, "on_reset_flushed", lambda: None)()
         assert engine.load(0, 1) == [0, 1]
+        engine.manager.shutdown()
+
+
+def reset_one_after_the_other() -> None:
+    """What an engine stores that is not reset yet, the one that is does not find; then both agree
+    again."""
+    with server() as running:
+        first, second = Engine(on(running)), Engine(on(running))
+        first.store(0, 1)
+        for engine in (first, second):
+            second.store(2)
+            engine.manager.reset_cache()
+            getattr(engine.manager, "on_reset_flushed", lambda: None)()
+            assert first.load(0, 1, 2) == []
+        assert second.load(0, 1, 2) == []
+        first.store(3)
+        assert second.load(3) == [3]
+        for engine in (first, second):
+            engine.manager.shutdown()
+
+
+def reset_without_a_server() -> None:
+    """Nothing of before is found, though it is still there."""
+    with server() as running, logged() as lines:
+        engine = Engine(on(running, timeout=1.0))
+        engine.store(0)
+        running.stop()
+        engine.manager.reset_cache()
+        getattr(engine.manager, "on_reset_flushed", lambda: None)()
+        running.go_on()
+        until(lambda: not engine.manager.secondary_tiers[0]._tier.statistics().stalled)
+        assert len(running.names()) == 1
+        assert engine.load(0) == []
+        assert len([line for line in lines if "could not be emptied" in line]) == 1
         engine.manager.shutdown()

@@ -569,9 +569,26 @@ def more_than_fits() -> None:
 
 
 def reset() -> None:
-    """Clears memory and not the disk, also while a promotion is queued."""
+    """Clears memory and the disk: blocks of before are misses, also after a restart."""
     with folder() as path:
         engine = Engine(path)
+        engine.store(0, 1)
+        engine.manager.reset_cache()
+        getattr(engine.manager, "on_reset_flushed", lambda: None)()
+        assert engine.in_memory(0, 1) == []
+        assert engine.load(0, 1) == []
+        engine.store(2)
+        assert engine.load(0, 2) == [2]
+        engine.manager.shutdown()
+        engine = Engine(path)
+        assert engine.load(0, 1) == []
+        engine.manager.shutdown()
+
+
+def a_reset_that_keeps() -> None:
+    """Clears memory and not the disk, also while a promotion is queued."""
+    with folder() as path:
+        engine = Engine(path, on_reset="keep")
         engine.store(0, 1)
         engine.manager.reset_cache()
         getattr(engine.manager, "on_reset_flushed", lambda: None)()

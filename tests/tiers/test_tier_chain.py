@@ -25,10 +25,11 @@ from memlane import (
     InvalidType,
     SystemFault,
     TimedOut,
+    Unsupported,
     WrongProcess,
     inspect,
 )
-from memlane.tiers import BlockPool, DiskTier
+from memlane.tiers import BlockPool, DiskTier, ReplicaTier
 from memlane.tiers.chain import TierChain
 from memlane.tiers.conformance import content, key
 from memlane.tiers.pool import PolicyName
@@ -1004,6 +1005,77 @@ def test_many_spare_blocks() -> None:
         begun = time.process_time()
         one.chain.poll()
         assert time.process_time() - begun < 1
+
+
+# New weights --------------------------------------------------------------------------------------
+
+
+class Replica(Engine):
+    """One of several engines that share a folder, and compute blocks with weights of a version."""
+
+    def __init__(self, folder: Path, own: str, stack: contextlib.ExitStack) -> None:
+        rows = np.zeros((16, ROW), np.uint8)
+        pool = BlockPool(16, "lru")
+        self.disk = stack.enter_context(DiskTier(folder, rows, "1MiB", policy="lru", opener=own))
+        self.others = stack.enter_context(ReplicaTier(folder, rows, own=own))
+        chain = stack.enter_context(TierChain(pool, rows, [self.disk, self.others]))
+        super().__init__(rows, pool, chain)
+        self.weights = 1
+
+    def answer(self, number: int) -> int:
+        """Returns the weights that the block was computed with."""
+        with self.chain.fetch([key(number)]) as pin:
+            if len(pin.ids):
+                return int(self.rows[pin.ids[0], 0])
+        with self.pool.reserve([key(number)]) as new:
+            for _, row in new:
+                self.rows[row] = self.weights
+            new.commit()
+        assert self.chain.flush(PATIENCE)
+        return self.weights
+
+    def update(self) -> None:
+        self.weights += 1
+        self.chain.clear(epoch=self.weights)
+
+
+def test_a_block_of_old_weights_is_found_by_nobody_with_new_ones(tmp_path: Path) -> None:
+    """Two replicas get new weights one after the other; what the second stores in between with
+    its old ones, the first never uses."""
+    with contextlib.ExitStack() as stack:
+        first, second = (Replica(tmp_path, own, stack) for own in ("0", "1"))
+        assert (first.answer(1), second.answer(2)) == (1, 1)
+        first.update()
+        assert second.answer(0) == 1
+        until(lambda: first.others.has([key(0)]) != [None], "it has looked at the folder")
+        assert first.answer(0) == 2
+        second.update()
+        assert (first.answer(0), second.answer(0), second.answer(2)) == (2, 2, 2)
+
+
+def test_an_epoch_lasts_for_a_restart(tmp_path: Path) -> None:
+    """Blocks of the same epoch are found again, those of another are not."""
+    for epoch, found in (("1", 0), ("1", 4), ("2", 0), (b"1", 4)):
+        rows = np.zeros((16, ROW), np.uint8)
+        pool = BlockPool(16, "lru")
+        with (
+            DiskTier(tmp_path, rows, "1MiB", policy="lru") as disk,
+            TierChain(pool, rows, [disk]) as chain,
+        ):
+            one = Engine(rows, pool, chain)
+            chain.set_epoch(epoch)
+            assert one.find(0, 1, 2, 3) == found
+            one.compute(0, 1, 2, 3)
+
+
+def test_a_chain_whose_tier_has_no_epochs_changes_nothing() -> None:
+    with in_memory() as (one, _):
+        one.compute(0)
+        with pytest.raises(Unsupported, match="a MemoryTier has no epochs"):
+            one.chain.clear(epoch=1)
+        with pytest.raises(InvalidType, match="epoch must be"):
+            one.chain.clear(epoch=1.5)
+        assert one.find(0) == 1
 
 
 # What the pool has at the end --------------------------------------------------------------------

@@ -47,10 +47,11 @@ from memlane.errors import (
     InvalidType,
     MemlaneError,
     TimedOut,
+    Unsupported,
     WrongProcess,
 )
 from memlane.tiers.pool import Backing, BlockPool, Pin, Reservation
-from memlane.tiers.tier import CHANGED, Done, Rows, Ticket, Tier
+from memlane.tiers.tier import CHANGED, Done, Namespace, Rows, Ticket, Tier, has_epochs
 from memlane.tiers.waiting import LONGEST_PAUSE, Outage, Wakeup
 
 Admission = Literal["all", "second"]
@@ -520,17 +521,50 @@ class TierChain:
         self._pool.has(asked)  # checks them
         self._forget(set(asked), self._pool.forget, lambda tier: tier.forget(asked))
 
-    def clear(self) -> None:
-        """Nobody finds anything any more, neither in the pool nor in a tier: for new weights. Waits
-        for the tiers, as their own `clear`.
+    def clear(self, *, epoch: str | bytes | int | None = None) -> None:
+        """Empties the pool and the tiers. Waits for the tiers, as their own `clear`.
+
+        Args:
+            epoch: for new weights: their version, the same in every process that shares a tier.
+                From then on blocks of another epoch are not found, in no tier, though a process
+                with the old weights stores them later; shared tiers are not emptied, because such
+                processes still use them. None: the epoch stays.
 
         Raises:
             Closed, WrongProcess: as `fetch`.
             ConcurrentUse: as `forget`.
+            InvalidType: `epoch` is neither text nor bytes nor a number.
+            Unsupported: a tier has no `set_epoch`; nothing has changed.
             SystemFault: a tier does not answer; all others are empty.
         """
         self._check()
-        self._forget(None, lambda _: self._pool.clear(), lambda tier: tier.clear())
+        if epoch is None:
+            self._forget(None, lambda _: self._pool.clear(), lambda tier: tier.clear())
+        else:
+            self._enter(epoch, empties=True)
+
+    def set_epoch(self, epoch: str | bytes | int) -> None:
+        """As `clear(epoch=epoch)`, but no tier is emptied: for the begin, when the tiers have
+        blocks of that epoch from before.
+
+        Raises:
+            InvalidType, Unsupported, Closed, WrongProcess, ConcurrentUse, SystemFault: as `clear`.
+        """
+        self._check()
+        self._enter(epoch, empties=False)
+
+    def _enter(self, epoch: str | bytes | int, *, empties: bool) -> None:
+        Namespace(b"").set_epoch(epoch)  # checks it
+        for link in self._links:
+            if not has_epochs(link.tier):
+                raise Unsupported(f"a {link.name} has no epochs")
+
+        def enter(tier: Tier) -> None:
+            tier.set_epoch(epoch)
+            if empties and getattr(tier, "is_private", False):
+                tier.clear()
+
+        self._forget(None, lambda _: self._pool.clear(), enter)
 
     def statistics(self) -> ChainStatistics:
         """Counts since it was made, and how it is now.

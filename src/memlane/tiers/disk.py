@@ -145,6 +145,8 @@ class DiskTier(Tier):
     tier's memory, or that of two rows if they are larger.
     """
 
+    is_private = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -190,7 +192,7 @@ class DiskTier(Tier):
             raise InvalidArgument(
                 f"opener must be 1 to 64 letters, digits, _, - or ., not {opener!r}"
             )
-        self._namespace = Namespace(namespace)
+        self._namespace: Namespace = Namespace(namespace)
         checked_policy(policy)
         if direct not in (None, True, False):
             raise InvalidType(f"direct must be True, False or None, not {direct!r}")

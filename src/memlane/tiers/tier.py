@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memlane._base.arguments import integer_from
-from memlane.errors import InvalidArgument, InvalidType
+from memlane.errors import InvalidArgument, InvalidType, Unsupported
 
 Ticket = NewType("Ticket", int)
 DIGEST_BYTES = 24
@@ -100,11 +100,14 @@ class Tier(ABC):
         stores_once: the tier looks itself whether a key is there before it stores; a `TierChain`
             does not ask.
         logs_outages: the tier logs that it does not answer; a `TierChain` does not repeat it.
+        is_private: no other process stores there, so `TierChain.clear(epoch=...)` empties it.
     """
 
     is_read_only = False
     stores_once = False
     logs_outages = False
+    is_private = False
+    _namespace: Namespace | None = None
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
@@ -194,6 +197,22 @@ class Tier(ABC):
         """Removes everything of this namespace, also for a later restart. Raises `Closed`,
         `WrongProcess`, and `SystemFault` as `forget`."""
 
+    def set_epoch(self, epoch: str | bytes | int) -> None:
+        """Separates what is stored from now on from what was stored under another epoch, such as
+        the version of the weights: blocks of another epoch are not found, whoever stored them, and
+        stay where they are. All processes that share a tier must give the same epoch for the same
+        weights, also after a restart. The first epoch is "". What is under way keeps its own.
+
+        Raises:
+            InvalidType: it is neither text nor bytes nor a number.
+            Unsupported: the tier has no epochs.
+            Closed, WrongProcess: as `has`.
+        """
+        self.has([])
+        if self._namespace is None:  # of a user's tier that has not overridden this
+            raise Unsupported(f"a {type(self).__name__} has no epochs")
+        self._namespace.set_epoch(epoch)
+
     @abstractmethod
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until nothing is under way, not even what was reported as failed. The reports are
@@ -230,6 +249,12 @@ class Tier(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.close()
+
+
+def has_epochs(tier: Tier) -> bool:
+    """Returns whether `set_epoch` works: a tier of a user's may lack it."""
+    own = getattr(type(tier), "set_epoch", None)
+    return own is not None and (own is not Tier.set_epoch or tier._namespace is not None)
 
 
 class Rows:
@@ -300,15 +325,26 @@ class Namespace:
         self.id = hashlib.sha256(namespace).digest()[:16]
         self._seed = hashlib.sha256(self.id)
 
+    def set_epoch(self, epoch: str | bytes | int) -> None:
+        """Changes the digests of all keys; "" leads to the first ones. Raises InvalidType."""
+        if isinstance(epoch, int) and not isinstance(epoch, bool):
+            epoch = str(epoch)
+        if isinstance(epoch, str):
+            epoch = epoch.encode(errors="surrogatepass")
+        if not isinstance(epoch, bytes):
+            kind = type(epoch).__name__
+            raise InvalidType(f"epoch must be str, bytes or int, not {kind}")
+        self._seed = hashlib.sha256(self.id + (hashlib.sha256(epoch).digest() if epoch else b""))
+
     def digests(self, keys: Sequence[bytes]) -> list[bytes]:
         """Returns 24 bytes for each key of one call, which no other namespace has.
 
         Raises:
             InvalidType, InvalidArgument: a key is not 1 to 255 bytes, or comes twice.
         """
-        digests = []
+        digests, seed = [], self._seed  # of one epoch, though another thread changes it
         for key in distinct(keys):
-            digest = self._seed.copy()
+            digest = seed.copy()
             digest.update(key)
             digests.append(digest.digest()[:DIGEST_BYTES])
         return digests

@@ -32,7 +32,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from memlane._base.deadline import seconds_of
 from memlane._base.diagnosis import warn
 from memlane._importing import fork_waits
-from memlane.errors import InvalidArgument, InvalidType
+from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 if TYPE_CHECKING:
     from memlane.tiers import Done, Ticket
@@ -113,19 +113,24 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
     ) -> None:
         """Args:
             own: the keys of the tier's configuration, as its class says; `namespace` is text for
-                what vLLM does not know of: revision, tenant.
+                what vLLM does not know of: revision, tenant. `on_reset`: what becomes of the
+                tier's blocks when vLLM resets its caches: "clear", which is the default, or "keep".
 
         Raises:
             InvalidArgument: a key is unknown, or missing.
             MemlaneError: as the tier's own constructor.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        names = (*self.needed, *self.optional)
+        names = (*self.needed, *self.optional, "on_reset")
         known = ", ".join(names)
         if unknown := sorted(set(own) - set(names)):
             raise InvalidArgument(f"{self.what} has no key {unknown[0]!r}; it has {known}")
         if missing := [name for name in self.needed if name not in own]:
             raise InvalidArgument(f"{self.what} needs the key {missing[0]!r}; it has {known}")
+        self._on_reset = own.pop("on_reset", "clear")
+        if self._on_reset not in ("clear", "keep"):
+            raise InvalidArgument(f"on_reset must be 'clear' or 'keep', not {self._on_reset!r}")
+        self._resets = 0
         if locality is None:
             locality = self.default_locality
         self.locality = Locality(locality) if locality is not None else None
@@ -205,6 +210,21 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
     def drain_jobs(self) -> None:
         while not self._tier.drain(60.0):
             warn("%s has waited 60 s for its blocks; vLLM waits to reset its cache", self.what)
+        if self._on_reset == "clear":
+            self._reset()
+
+    def _reset(self) -> None:
+        """Blocks of before are not found any more. The epoch keeps those away that another engine,
+        which is reset later, stores until then in a tier that they share."""
+        self._failed.clear()
+        self._resets += 1
+        self._tier.set_epoch(self._resets)
+        try:
+            self._tier.clear()
+        except MemlaneError as error:
+            # An earlier run may have left blocks of this epoch: use one that nobody else has.
+            self._tier.set_epoch(f"{self._resets} {os.urandom(8).hex()}")
+            warn("%s could not be emptied, and finds none of its blocks: %s", self.what, error)
 
     def shutdown(self) -> None:
         """Raises:

@@ -107,6 +107,10 @@ class DiskTier(TierManager):
         for key in list(self._held):  # those that found no room in the primary tier
             self._release(key)
 
+    def _reset(self) -> None:
+        self.on_schedule_end(None)
+        super()._reset()
+
     def shutdown(self) -> None:
         self.on_schedule_end(None)
         super().shutdown()

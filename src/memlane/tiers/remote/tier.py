@@ -89,7 +89,7 @@ class RemoteTier(Tier):
         reports_changed: whether a load of other bytes than were stored is an error, or a miss.
         """
         shape = Rows(rows)
-        self._namespace = Namespace(namespace)
+        self._namespace: Namespace = Namespace(namespace)
         self._timeout = seconds_of(timeout)
         self._rows = shape
         self._pid = os.getpid()
