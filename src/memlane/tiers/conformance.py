@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pytest
 
 from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
-from memlane.tiers.tier import Done, Ticket, Tier
+from memlane.tiers.tier import Done, Ticket, Tier, has_epochs
 
 Blocks = npt.NDArray[np.uint8]
 _PATIENCE = 120.0
@@ -398,6 +398,35 @@ class TierConformance:
             done = tier.poll()
             expect(sorted(each.ticket for each in done), sorted(tickets))
             ensure(all(each.ok.all() for each in done), "a load failed")
+
+    def test_an_answer_that_is_awaited_makes_the_descriptor_readable(self, tmp_path: Path) -> None:
+        """A tier that does not know yet whether it has a key wakes its caller once it does."""
+        asked = [key(0), key(99)]
+        with self.stored(tmp_path) as (tier, _):
+            found = tier.has(asked)
+            while None in found:
+                ensure(
+                    is_readable(tier, _PATIENCE), "has() was None, and nothing says that it knows"
+                )
+                tier.poll()
+                found = tier.has(asked)
+            expect(found, [True, False])
+
+    def test_blocks_of_another_epoch_are_misses(self, tmp_path: Path) -> None:
+        """Those of the first are there again with it."""
+        with self.stored(tmp_path) as (tier, rows):
+            if not has_epochs(tier):
+                pytest.skip("the tier has no epochs")
+            tier.set_epoch(7)
+            done = wait_for(tier, tier.load([key(0), key(1)], [0, 1]))
+            expect((done.ok.tolist(), done.error), ([False, False], None))
+            rows[2] = content(99, self.row_bytes)
+            ensure(wait_for(tier, tier.store([key(0)], [2])).ok.all(), "a store failed")
+            ensure(wait_for(tier, tier.load([key(0)], [3])).ok.all(), "a load failed")
+            self.check(rows, 3, 99)
+            tier.set_epoch("")
+            ensure(wait_for(tier, tier.load([key(0)], [3])).ok.all(), "a load failed")
+            self.check(rows, 3, 0)
 
     def test_a_restart_finds_everything(self, tmp_path: Path) -> None:
         if not self.is_local:
