@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -72,7 +73,10 @@ public:
         const unsigned wanted = std::max(threads, 1u);
         helpers_.emplace(wanted, [this] { work(); });
         running_ = wanted - helpers_->missing();
-        if (running_ == 0) os::throw_errno("cannot start a thread to populate pages", EAGAIN);
+        if (running_ == 0) {  // the system has no thread to spare
+            is_alone_ = true;
+            running_ = 1;
+        }
     }
     Population(const Population&) = delete;
     Population& operator=(const Population&) = delete;
@@ -81,8 +85,10 @@ public:
     // Waits for news for at most a slice. Returns `reserved` at most once, before `done`. Rethrows a failure.
     Progress wait(os::Nanoseconds slice) {
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, std::chrono::nanoseconds(slice),
-                          [this] { return running_ == 0 || failure_ || is_reserved_news(); });
+        if (is_alone_)
+            work_here(lock, slice);
+        else
+            changed_.wait_for(lock, std::chrono::nanoseconds(slice), [this] { return is_news(); });
         if (failure_) {
             lock.unlock();
             stop();
@@ -135,6 +141,19 @@ private:
         changed_.notify_all();
     }
 
+    // The caller does the work itself, until there is news or the slice is over.
+    void work_here(std::unique_lock<std::mutex>& lock, os::Nanoseconds slice) noexcept {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(slice);
+        try {
+            while (!is_news() && std::chrono::steady_clock::now() < end)
+                if (stopping_ || !step(lock)) running_ = 0;
+        } catch (...) {
+            if (!lock.owns_lock()) lock.lock();
+            failure_ = std::current_exception();
+        }
+    }
+
+    bool is_news() const noexcept { return running_ == 0 || failure_ || is_reserved_news(); }
     bool is_reserved_news() const noexcept {
         return reserving_ == Reserving::ahead && reserved_ == total_ && !told_reserved_;
     }
@@ -216,6 +235,7 @@ private:
     bool touched_ = false;
     bool told_reserved_ = false;
     bool stopping_ = false;
+    bool is_alone_ = false;  // no thread could be started
     unsigned running_ = 0;
     std::exception_ptr failure_;
 

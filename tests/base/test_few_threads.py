@@ -1,4 +1,5 @@
-"""A system without room for another thread: an error of memlane's, never the end of the process.
+"""A system without room for another thread: an error of memlane's, never the end of the process; a
+region populates its pages in the caller.
 
 Fails without the guard: libzmq aborts the process if it cannot start its threads.
 """
@@ -14,10 +15,11 @@ import pytest
 from memlane import MessageQueue, SystemFault
 from memlane.groups import TcpGroup
 from tests.support import PATIENCE, Link, start
-from tests.support.regions import new_id, region_of
+from tests.support.regions import new_id, path_of, populated_pages, region_of
 from tests.support.remote_queues import HERE
 
 NOBODY = 65534
+MIB = 1 << 20
 Begin = Callable[[], None]
 
 
@@ -89,13 +91,41 @@ def starting_with_more_and_more(_link: Link, begin: Begin) -> int:
         allowed += 1
 
 
-@beginnings
+@pytest.mark.parametrize("begin", [writer_to_other_hosts, group])
 def test_not_one_more(begin: Begin) -> None:
     """The error says that threads are short, and how to get more."""
     said = start(starting_without_any, begin).result()
     assert said is not None
     assert "thread" in said
     assert "ulimit -u" in said
+
+
+def region_without_threads(_link: Link, rank: int | None, threads: int) -> list[int]:
+    become_limited(region)
+    allow_threads(0)
+    instance, told = new_id(), list[int]()
+    with region_of(
+        instance,
+        rank,
+        cell=5 * MIB,
+        threads=threads,
+        progress=lambda done, _all: told.append(done),
+    ) as made:
+        made.mmap_obj[:] = b"\7" * made.total_size_bytes
+        assert all(populated_pages(path_of(instance)))
+    return told
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(("rank", "nbytes"), [(None, 40 * MIB), (0, 20 * MIB)])
+def test_a_region_without_threads(rank: int | None, nbytes: int, threads: int) -> None:
+    """The caller reserves and populates it, piece by piece.
+
+    Fails without the guard: "cannot start a thread to populate pages".
+    """
+    told = start(region_without_threads, rank, threads).result()
+    assert told == sorted(told)
+    assert told[-1] == nbytes
 
 
 @beginnings
