@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import zmq
 
-from memlane import Closed, GroupFailed, InvalidArgument, MessageQueue, RankMissing, SystemFault
+from memlane import (
+    Closed,
+    GroupFailed,
+    InvalidArgument,
+    MessageQueue,
+    RankMissing,
+    SystemFault,
+    in_the_same_node_as,
+)
 from memlane._base.deadline import Deadline
 from memlane._net.addresses import addresses_of
 from memlane.groups import TcpGroup, board
@@ -57,6 +65,21 @@ def test_source_that_does_not_come() -> None:
         first.broadcast_obj(None, 1, timeout=0.2)
     assert isinstance(e.value, RankMissing)
     assert (e.value.ranks, e.value.timeout) == ((1,), 0.2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [in_the_same_node_as, lambda group: MessageQueue.create_from_process_group(group, *SMALL)],
+    ids=["in_the_same_node_as", "create_from_process_group"],
+)
+def test_a_group_s_timeout_is_that_of_its_calls(call: Any) -> None:
+    """Unless they have their own. Fails without the guard: they took 300 s, whatever it had."""
+    with (
+        TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET, timeout=0.3) as first,
+        refuses(RankMissing, match="after 0.3 s waiting for rank 1") as caught,
+    ):
+        call(first)
+    assert caught.value.timeout == 0.3
 
 
 def test_little_stays_on_the_board() -> None:

@@ -11,6 +11,10 @@ from memlane.errors import InvalidArgument, InvalidType
 _LONGEST = 3.2e7  # a year: waits that take a timeout in C overflow far beyond it
 
 
+class Fallback(float):
+    """A timeout in seconds that counts unless what is waited for has a timeout of its own."""
+
+
 def seconds_of(timeout: float | None) -> float:
     """`timeout` as seconds: 0, which polls, if it is negative, and infinite if it is None.
 

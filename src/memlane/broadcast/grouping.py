@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from memlane._base.arguments import integer_from, segment_name
+from memlane._base.deadline import Fallback
 from memlane._base.diagnosis import warn
 from memlane._importing import fork_waits
 from memlane.broadcast.handle import Handle
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from memlane.groups.collectives import Collectives
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = Fallback(300.0)
 
 
 class AnEnd(Protocol):
@@ -61,7 +62,7 @@ def in_the_same_node_as(
         pg: a torch process group (any backend), a `memlane.groups.TcpGroup`, or any object with
             `rank`, `world_size` and `broadcast_obj(obj, src)`.
         source_rank: a position in the group, not a global rank, even in a sub-group of torch.
-        timeout: seconds for the whole call.
+        timeout: seconds for the whole call; by default that of a `TcpGroup`, 300 for others.
 
     Raises:
         RankMissing: the ranks that it names did not call in time.

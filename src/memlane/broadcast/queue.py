@@ -274,7 +274,7 @@ class MessageQueue(AnyQueue[M]):
             max_chunk_bytes, max_chunks: bytes of a chunk and number of chunks, as for
                 `MessageQueue`, like all `options`.
             writer_rank: a position in the group; readers' ranks are positions, too.
-            timeout: seconds for the whole call.
+            timeout: seconds for the whole call; by default that of a `TcpGroup`, 300 for others.
             relay: as for `MessageQueue`, but True by default.
 
         Raises:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from memlane._base.arguments import integer_from
-from memlane._base.deadline import Deadline
+from memlane._base.deadline import Deadline, Fallback
 from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.groups.broadcasts import BroadcastCollectives
@@ -22,9 +22,10 @@ def collectives_of(group: Any, timeout: float | None) -> Collectives:
         InvalidType: it is not a group, or this process is not in it.
         RankMissing: the group's store did not answer in time.
     """
-    deadline = Deadline(timeout)
     if isinstance(group, TcpGroup):
-        return group.collectives(deadline)
+        own = group.timeout if isinstance(timeout, Fallback) else timeout
+        return group.collectives(Deadline(own))
+    deadline = Deadline(timeout)
     if "torch.distributed" in sys.modules:  # otherwise it cannot be one of torch's
         with fork_waits:
             from memlane.groups import torch_store

@@ -36,7 +36,7 @@ class TcpGroup(Owned):
         world_size: number of processes in the group.
         secret: at least 16 random bytes (`secrets.token_hex()`), the same on all ranks. Pass it in
             an environment variable or a file, not on a command line.
-        timeout: of `broadcast_obj`, in seconds; None: no limit.
+        timeout: of each call of the group, in seconds; None: no limit.
 
     Raises:
         InvalidArgument: numbers that are out of range, or a short secret.
@@ -68,7 +68,7 @@ class TcpGroup(Owned):
         if self.port > 65535 or (self.port == 0 and self.rank != 0):
             raise InvalidArgument(f"port must be that of rank 0 (at most 65535), not {port}")
         seconds_of(timeout)
-        self._timeout = timeout
+        self.timeout = timeout
         self._keys = group_keys(secret)
         self._pid = os.getpid()
         self._addresses = addresses_of(host)
@@ -98,7 +98,7 @@ class TcpGroup(Owned):
         src = integer_from("src", src, 0)
         if src >= self.world_size:
             raise InvalidArgument(f"there is no rank {src} in a group of {self.world_size}")
-        deadline = Deadline(self._timeout if timeout is None else timeout)
+        deadline = Deadline(self.timeout if timeout is None else timeout)
         with self.collectives(deadline) as call:
             packed = call.deliver(src, lambda: _packed(obj))
         if src == self.rank:
