@@ -4,8 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memlane._importing import fork_waits
-from memlane.tiers.chain import ChainStatistics, TierChain, TierUse
+from memlane.tiers.chain import ChainStatistics, TierChain
 from memlane.tiers.disk import DiskStatistics, DiskTier, Latency
+from memlane.tiers.linked import TierUse
 from memlane.tiers.pool import BlockPool, Forecast, Pin, Policy, PoolStatistics, Reservation
 from memlane.tiers.remote.tier import RemoteStatistics
 from memlane.tiers.tier import Done, Ticket, Tier, TierPin

@@ -403,22 +403,25 @@ class Backing:
     A pool has at most one. Every call but `end` raises `WrongProcess` in a forked child.
 
     Attributes:
-        answer: answers the calls of the pool's `reserve`.
+        answer: answers the calls of the pool's `reserve`, from `begin` on.
     """
 
-    def __init__(
-        self, pool: BlockPool, spare: int, answer: Callable[[list[bytes]], Reservation]
-    ) -> None:
+    answer: Callable[[list[bytes]], Reservation]
+
+    def __init__(self, pool: BlockPool, spare: int) -> None:
         """Raises InvalidArgument: the pool has one, or not so many free blocks and one more."""
         if pool._backing is not None:
             raise InvalidArgument("pool has a chain already")
         self._pool = pool
-        self.answer = answer
         native = pool._own()
         if native.statistics()["blocks"] < 2 or native.set_aside(spare) < spare:
             native.set_aside(0)
             raise InvalidArgument(f"pool must have {spare} free blocks, and one more, for a chain")
-        pool._backing = self
+
+    def begin(self, answer: Callable[[list[bytes]], Reservation]) -> None:
+        """Lets `answer` answer the pool's `reserve` from now on."""
+        self.answer = answer
+        self._pool._backing = self
 
     def end(self) -> None:
         """The pool is as any other from now on; spare blocks are free."""

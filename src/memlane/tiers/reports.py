@@ -30,14 +30,16 @@ class Reports:
         waiting: the reports, in the order in which the jobs finished. Native code appends to it.
     """
 
-    def __init__(self, wakes: Wakes) -> None:
+    def __init__(self, wakes: Wakes | None = None) -> None:
+        """`wakes`: what waits for reports; None: they are taken by the call that adds them."""
         self.waiting: list[Done] = []
         self._wakes = wakes
 
     def add(self, done: Done) -> None:
         """Adds a report, and makes the descriptor readable."""
         self.waiting.append(done)
-        self._wakes.wake()
+        if self._wakes is not None:
+            self._wakes.wake()
 
     def take(self, collect: Callable[[], object]) -> list[Done]:
         """Returns all reports, and removes them.
@@ -49,7 +51,8 @@ class Reports:
         try:
             collect()
         except BaseException:
-            self._wakes.wake()
+            if self._wakes is not None:
+                self._wakes.wake()
             raise
         nothing: list[Done] = []
         done, self.waiting = self.waiting, nothing
