@@ -31,7 +31,7 @@ def run(
         k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SGLANG_", "MEMLANE_"))
     }
     process = subprocess.Popen(
-        [*interpreter, "-m", "tests.engines.scenario", release, file, *names],
+        [*interpreter, "-m", "tests.engines", release, file, *names],
         cwd=ROOT,
         env={**clean, "VLLM_HOST_IP": "127.0.0.1", **environment},
         stdout=subprocess.PIPE,

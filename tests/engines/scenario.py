@@ -1,19 +1,22 @@
-"""A process of an engine: the engine's own modules over stubs, and functions from a scenario file.
-
-`python -m tests.engines.scenario 0.33 FILE NAME...`; the engine claims the version `TEST_VERSION`.
-"""
+"""A process of an engine: the engine's own modules over stubs."""
 
 import logging
+import multiprocessing
 import os
-import sys
-from importlib import import_module
+from multiprocessing.context import ForkServerContext
 
 from tests.engines import sources, stubs
-from tests.support import start_control
+
+
+def fresh_processes(scenarios: str) -> ForkServerContext:
+    """Each process is new, with its scenarios' module, but does not have to import torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", scenarios])
+    return context
 
 
 def prepare(release: str) -> None:
-    """Also in the processes that a scenario starts."""
+    """Also in the processes that a scenario starts. The engine claims to be `TEST_VERSION`."""
     os.environ["TEST_RELEASE"] = release
     version = os.environ.get("TEST_VERSION", f"{release}.0")
     stubs.install(sources.engine(release), version)
@@ -25,12 +28,5 @@ def prepare(release: str) -> None:
     log.propagate = False
 
 
-if __name__ == "__main__":
-    start_control()
-    prepare(sys.argv[1])
-    scenarios = import_module(f"tests.engines.{sys.argv[2]}")
-    for name in sys.argv[3:]:
-        print("scenario:", name, flush=True)
-        getattr(scenarios, name)()
-elif "TEST_RELEASE" in os.environ and not stubs.is_installed():
+if "TEST_RELEASE" in os.environ and not stubs.is_installed():
     prepare(os.environ["TEST_RELEASE"])

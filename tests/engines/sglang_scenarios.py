@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from types import SimpleNamespace
 from typing import Any
 
-import tests.engines.scenario  # noqa: F401  # spawned processes find SGLang's modules, too
 from memlane import MessageQueue
 from tests.engines.ports import free_ports
+from tests.engines.scenario import fresh_processes
 from tests.support import PATIENCE
 
-spawn = multiprocessing.get_context("spawn")
+fresh = fresh_processes(__name__)  # they find the engine's modules, too
 
 
 def queue_class() -> Any:
@@ -56,7 +55,7 @@ def _rank(rank: int, size: int, port: int, switched: str) -> None:
 
 def _ranks(*switched: str) -> list[Any]:
     port, size = free_ports(1), len(switched)
-    ranks = [spawn.Process(target=_rank, args=(n, size, port, switched[n])) for n in range(size)]
+    ranks = [fresh.Process(target=_rank, args=(n, size, port, switched[n])) for n in range(size)]
     for process in ranks:
         process.start()
     return ranks

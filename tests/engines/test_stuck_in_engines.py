@@ -158,7 +158,7 @@ CASES = {
 def test_the_culprit_is_named(release: str) -> None:
     """One process imports the release's queues, and forks an engine for each case."""
     sources.engine(release)
-    scenario = ("tests.engines.scenario", release, "stuck_scenarios", "one_after_another")
+    scenario = ("tests.engines", release, "stuck_scenarios", "one_after_another")
     with started([sys.executable, "-m", *scenario], VLLM_HOST_IP="127.0.0.1") as process:
         for name, check in CASES.items():
             with engine(process, name) as (core, _, second):

@@ -6,7 +6,6 @@ import gc
 import importlib
 import itertools
 import mmap
-import multiprocessing
 import os
 import re
 import signal
@@ -22,15 +21,13 @@ import numpy as np
 import pytest
 import torch
 
-import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
 from memlane import testing
 from memlane.engines.vllm import register
+from tests.engines.scenario import fresh_processes
 from tests.support import PATIENCE
 from tests.support.regions import populated_pages
 
-# Each process is new, but does not have to import torch.
-fresh = multiprocessing.get_context("forkserver")
-fresh.set_forkserver_preload([__name__])
+fresh = fresh_processes(__name__)  # they find the engine's modules, too
 PAGE = mmap.PAGESIZE
 OWN = "vllm.v1.kv_offload.cpu.shared_offload_region"
 IMPORTERS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
@@ -15,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
 from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut
 from memlane.engines.vllm import register
 from tests.engines.ports import free_ports
+from tests.engines.scenario import fresh_processes
 from tests.engines.sides import received_only_where_switched_on
 from tests.support import PATIENCE, assert_in_time
 
-spawn = multiprocessing.get_context("spawn")
+fresh = fresh_processes(__name__)  # they find the engine's modules, too
 BROADCAST = "vllm.distributed.device_communicators.shm_broadcast"
 EXECUTOR = "vllm.v1.executor.multiproc_executor"
 
@@ -211,7 +210,7 @@ def _external_writer(MessageQueue: Any, world: Any, rank: int, size: int) -> Any
 def groups() -> None:
     """Three ranks, one writer and many readers or the reverse, over torch's groups and vLLM's."""
     port = free_ports(2)
-    ranks = [spawn.Process(target=_rank_of_group, args=(rank, 3, port)) for rank in range(3)]
+    ranks = [fresh.Process(target=_rank_of_group, args=(rank, 3, port)) for rank in range(3)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -242,9 +241,9 @@ class Crew:
         self.steps = MessageQueue(2, 2)
         self.workers, self.answers = [], []
         for rank in range(2):
-            here, there = spawn.Pipe()
+            here, there = fresh.Pipe()
             handle = self.steps.export_handle()
-            worker = spawn.Process(target=_work, args=(handle, rank, there))
+            worker = fresh.Process(target=_work, args=(handle, rank, there))
             worker.start()
             there.close()
             self.workers.append(worker)
@@ -328,8 +327,8 @@ def _executor(*targets: Any) -> Any:
     executor = MultiprocExecutor.__new__(MultiprocExecutor)
     executor.workers, pipes = [], []
     for target in targets:
-        here, there = spawn.Pipe()
-        worker = spawn.Process(target=target, args=(there,))
+        here, there = fresh.Pipe()
+        worker = fresh.Process(target=target, args=(there,))
         worker.start()
         there.close()
         pipes.append(here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -14,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
 from memlane import InvalidArgument, ObjectGone, SegmentMissing
 from memlane.engines.vllm import register
+from tests.engines.scenario import fresh_processes
 from tests.engines.stores import item, same
 from tests.support import PATIENCE
 
-spawn = multiprocessing.get_context("spawn")
+fresh = fresh_processes(__name__)  # they find the engine's modules, too
 SHM = Path("/dev/shm")
 NAME = "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"
 MIB = 1 << 20
@@ -102,8 +101,8 @@ class Worker:
     """A process with vLLM's receiving cache, and what it says."""
 
     def __init__(self, lock: Any, switched: str = "store", cache: str | None = None) -> None:
-        self.pipe, there = spawn.Pipe()
-        self.process = spawn.Process(target=_work, args=(there, lock, switched, cache))
+        self.pipe, there = fresh.Pipe()
+        self.process = fresh.Process(target=_work, args=(there, lock, switched, cache))
         self.process.start()
         there.close()
         assert self.pipe.poll(60), "the worker says nothing"
@@ -122,7 +121,7 @@ class Worker:
 
 def caches() -> None:
     """Images through vLLM's caches: workers get what the client put, and evict nothing early."""
-    client, lock = sender(), spawn.Lock()
+    client, lock = sender(), fresh.Lock()
     workers = [Worker(lock), Worker(lock)]
     assert [worker.first for worker in workers] == ["attached"] * 2
     assert named() == [], "all have attached, so the name is gone"
@@ -146,7 +145,7 @@ def caches() -> None:
 
 def worker_dies() -> None:
     """What a killed worker had not read is evicted all the same."""
-    client, lock = sender(), spawn.Lock()
+    client, lock = sender(), fresh.Lock()
     workers = [Worker(lock), Worker(lock)]
     dead, alive = workers
     dead.process.kill()
@@ -161,7 +160,7 @@ def worker_dies() -> None:
 
 def cleared() -> None:
     """Readers' clear() does nothing; older handles can be read until their space is used."""
-    client, lock = sender(), spawn.Lock()
+    client, lock = sender(), fresh.Lock()
     workers = [Worker(lock), Worker(lock)]
     image = item(1, 1000)
     sent, _ = client.get_and_update_item((image, ()), "image")
@@ -183,7 +182,7 @@ def cleared() -> None:
 
 def forged() -> None:
     """What no writer signed is refused before the address is looked at."""
-    client, lock = sender(), spawn.Lock()
+    client, lock = sender(), fresh.Lock()
     worker = Worker(lock)
     sent, _ = client.get_and_update_item((item(1, 1000), ()), "image")
     address, number, signature = (
@@ -233,7 +232,7 @@ def documented_signature() -> None:
 
 def half_switched() -> None:
     """A worker whose store is not the client's learns so before it gets anything."""
-    lock = spawn.Lock()
+    lock = fresh.Lock()
     client = sender()
     for words in ("", "queue"):
         error = Worker(lock, words).first
@@ -247,12 +246,12 @@ def half_switched_the_other_way() -> None:
     from vllm.multimodal.cache.shm import ShmObjectStoreSenderCache
 
     client = ShmObjectStoreSenderCache(config())
-    error = Worker(spawn.Lock(), "store").first
+    error = Worker(fresh.Lock(), "store").first
     assert isinstance(error, InvalidArgument), error
     assert "uses the engine's own store" in str(error)
     assert "set MEMLANE_VLLM=store in every process" in str(error)
     client.close()
-    error = Worker(spawn.Lock(), "store").first
+    error = Worker(fresh.Lock(), "store").first
     assert isinstance(error, SegmentMissing), error
 
 
@@ -269,8 +268,8 @@ def handles() -> None:
 
 def killed() -> None:
     """Of a client that is killed before its workers came, the next start sweeps the name."""
-    here, there = spawn.Pipe()
-    client = spawn.Process(target=_send_name, args=(there,))
+    here, there = fresh.Pipe()
+    client = fresh.Process(target=_send_name, args=(there,))
     client.start()
     assert here.poll(60)
     here.recv()
@@ -305,7 +304,7 @@ def full_shm() -> None:
     before = space()
     assert before < 256 * MIB
     client = sender(size=64 * MIB, n_readers=1)
-    receives = receiver(spawn.Lock(), size=64 * MIB, n_readers=1)
+    receives = receiver(fresh.Lock(), size=64 * MIB, n_readers=1)
     taken = before - space()
     assert taken < 16 * MIB, f"{taken} bytes for an empty cache"
     with (SHM / "filler").open("wb") as file:
