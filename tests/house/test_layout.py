@@ -100,3 +100,25 @@ def test_package_is_a_table_of_names() -> None:
     assert {n for n in defined if issubclass(getattr(memlane.errors, n), Exception)} <= set(
         memlane.__all__
     )
+
+
+# What engines import beside the public API; ARCHITECTURE.md says why.
+DOORS = {
+    *("memlane._base", "memlane._importing", "memlane.errors"),
+    *("memlane.tiers.tier", "memlane.tiers.pool"),
+    *("memlane.offload._start", "memlane.offload._holding", "memlane.offload._pages"),
+}
+PUBLIC = {f"memlane.{name}" for name in ("tiers", "inspect", "metrics", "testing", "engines")}
+
+
+def test_engines_use_the_public_api_and_few_doors() -> None:
+    """A name of another module's inside is not an engine's business."""
+    for file in (ROOT / "src" / "memlane" / "engines").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module is None or not module.startswith("memlane."):
+                continue
+            is_open = module in PUBLIC or module.startswith("memlane.engines.")
+            is_door = any(module == door or module.startswith(f"{door}.") for door in DOORS)
+            assert is_open or is_door, f"{file}, line {node.lineno}: {module}"
+        assert "import _native" not in file.read_text(), file

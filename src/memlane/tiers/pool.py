@@ -460,3 +460,40 @@ class Backing:
     def count_dropped(self, blocks: int) -> None:
         """Counts evicted blocks that are lost."""
         self._pool._own().count_dropped(blocks)
+
+
+class Evictor:
+    """A pool for an engine that stores whatever it computes, and only asks which key is to go, such
+    as vLLM's primary tier: nothing is declined, and its blocks' numbers mean nothing.
+
+    Calls raise `InvalidType` or `InvalidArgument` for keys that are not bytes.
+    """
+
+    def __init__(self, blocks: int, policy: PolicyName) -> None:
+        self._native = _native.BlockPool(blocks, policy)
+
+    def insert(self, keys: list[bytes]) -> None:
+        """Stores and pins keys that are not there. Raises InvalidArgument: no block is free, or a
+        key is there."""
+        self._native.insert(keys)
+
+    def pin(self, keys: list[bytes]) -> None:
+        """Keeps keys from going."""
+        self._native.set_pinned(keys, True)
+
+    def unpin(self, keys: list[bytes]) -> None:
+        """Ends a pin of each key that has one."""
+        self._native.set_pinned(keys, False)
+
+    def touch(self, keys: list[bytes]) -> None:
+        """Counts as an access of every key, the last first."""
+        self._native.touch(keys)
+
+    def forget(self, keys: list[bytes]) -> None:
+        """Drops keys."""
+        self._native.forget(keys)
+
+    def evict(self, count: int, kept: list[bytes]) -> list[bytes] | None:
+        """Drops and returns so many keys that are neither pinned nor of `kept`. Returns None, and
+        drops none, if there are less."""
+        return self._native.evict(count, kept)

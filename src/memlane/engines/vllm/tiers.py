@@ -209,13 +209,13 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
         if self._new:
             new, self._new = self._new, {}
             self._pool.insert([*reversed(new)])  # pinned, until vLLM says otherwise
-            self._pool.set_pinned([key for key, is_free in new.items() if is_free], False)
+            self._pool.unpin([key for key, is_free in new.items() if is_free])
         return self._pool
 
     def remove(self, key: bytes) -> None:
         pool = self._filled()
         if self._chunks.pop(key).ref_cnt != 0:
-            pool.set_pinned([key], False)
+            pool.unpin([key])
         pool.forget([key])
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
@@ -244,14 +244,14 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
 
     def clear(self) -> None:
         with fork_waits:
-            from memlane import _native
+            from memlane.tiers.pool import Evictor
 
-        self._pool = _native.BlockPool(max(1, self.cache_capacity), "tuned")  # vLLM allows 0
+        self._pool = Evictor(max(1, self.cache_capacity), "tuned")  # vLLM allows 0
         self._chunks.clear()
         self._new.clear()
 
     def mark_evictable(self, key: bytes) -> None:
-        self._filled().set_pinned([key], False)
+        self._filled().unpin([key])
 
     def mark_non_evictable(self, key: bytes) -> None:
-        self._filled().set_pinned([key], True)
+        self._filled().pin([key])
