@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +21,16 @@ namespace memlane::os {
 // For private memory of 2 MiB and more. Only advice: if the kernel refuses it, the pages are small.
 inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madvise(memory, bytes, MADV_HUGEPAGE); }
 
+// Keeps memory out of core dumps, which hold what users have sent, and would be as large as all segments. Only advice.
+// MEMLANE_CORE_DUMPS=1, as it is when the process first maps memory, leaves it in them.
+inline void keep_from_core_dumps(void* memory, std::size_t bytes) noexcept {
+    static const bool wanted = [] {
+        const char* const value = std::getenv("MEMLANE_CORE_DUMPS");
+        return value != nullptr && std::strcmp(value, "1") == 0;
+    }();
+    if (!wanted) ::madvise(memory, bytes, MADV_DONTDUMP);
+}
+
 // Private memory in huge pages, which forked children do not have: a fork would copy all that the kernel has pinned, at
 // once (32 MiB: 60 ms).
 class OwnMemory {
@@ -29,6 +41,7 @@ public:
         base_ = static_cast<std::byte*>(mapped_) + (kHugePage - reinterpret_cast<std::uintptr_t>(mapped_) % kHugePage);
         prefer_huge_pages(base_, bytes);
         ::madvise(mapped_, bytes + kHugePage, MADV_DONTFORK);
+        keep_from_core_dumps(mapped_, bytes + kHugePage);
     }
     OwnMemory(const OwnMemory&) = delete;
     OwnMemory& operator=(const OwnMemory&) = delete;
@@ -57,6 +70,7 @@ public:
         void* first = ::mmap(nullptr, before_ + bytes, protection, MAP_SHARED, file.get(), static_cast<off_t>(offset - before_));
         if (first == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
         base_ = static_cast<std::byte*>(first) + before_;
+        keep_from_core_dumps(first, before_ + bytes);
     }
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;

@@ -34,6 +34,7 @@ public:
         void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, file.get(), static_cast<off_t>(offset));
         if (base == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
         base_ = static_cast<std::byte*>(base);
+        keep_from_core_dumps(base, bytes);
         if (::munlock(base, bytes) == 0 && ::mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0) return;
         const int error = errno;
         ::munmap(base, bytes);

@@ -46,7 +46,7 @@ INTERRUPTIBLE = {"open", "opendir", "fopen", "fread", "fcntl", "ftruncate", "fal
 INTERRUPTIBLE |= {"pwrite", "close", "fclose", "closedir", "syscall", "recvmsg"}
 
 # What the native code calls and what either is no system call or cannot fail.
-HARMLESS = {"clock_gettime", "geteuid", "getpid", "pause", "sched_yield", "sysconf"}
+HARMLESS = {"clock_gettime", "getenv", "geteuid", "getpid", "pause", "sched_yield", "sysconf"}
 # For hooks and at the end of a test only: see native/bindings/python/sync_hooks.hpp.
 HARMLESS |= {"raise", "write"}
 # A region's: without them a wait lasts to its end, and a page is populated twice; for its threads.
