@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut
+from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut, inspect
 from memlane.engines.vllm import register
 from tests.engines.ports import free_ports
 from tests.engines.scenario import fresh_processes
@@ -255,6 +255,9 @@ class Crew:
         executor: Any = MultiprocExecutor.__new__(MultiprocExecutor)
         executor.rpc_broadcast_mq, executor.response_mqs = self.steps, self.answers
         executor._post_init_executor()  # the last that executors do with their queues
+        seen = inspect.segments()
+        work = [segment.answers_to for segment in seen]
+        assert work.count(self.steps.handle.queue_id) == 2, seen  # who owes what
         self.steps.enqueue("answer")
         assert [end.dequeue(10) for end in self.answers] == [0, 1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from memlane import MessageQueue, ShmRingBuffer, inspect
 from memlane.inspect.looks import Looks
-from memlane.inspect.segment import Segment
+from memlane.inspect.segment import Segment, files, opened
 from memlane.tiers import BlockPool
 from memlane.tiers.conformance import wait_for
 from tests.support import PATIENCE, assert_in_time, until
@@ -95,6 +95,18 @@ def test_a_queue_without_a_name() -> None:
         segment = seen(name_in(writer.handle))
         assert (segment.is_named, segment.kind) == (False, "queue")
         assert [who.state for who in segment.participants] == ["running", "running"]
+
+
+def test_a_name_that_is_removed_between_listing_and_opening() -> None:
+    """It is opened through a process that holds it."""
+    with MessageQueue(1, 1, max_chunk_bytes=64, max_chunks=2) as writer:
+        name = path_of(writer).name
+        (found,) = [each for each in files() if name in each.names]
+        start_reader(writer.export_handle()).call("wait_until_ready", PATIENCE)
+        writer.wait_until_ready(PATIENCE)
+        assert not Path("/dev/shm", name).exists()
+        with opened(found) as file:
+            assert file is not None
 
 
 def test_a_large_message_does_not_hide_the_header() -> None:

@@ -154,13 +154,15 @@ class Segment:
 
 @dataclass
 class Found:
-    """A file that may be a segment: its names, a path that leads to it, and who holds it."""
+    """A file that may be a segment: its names, a path that leads to it, and who holds it; `through`
+    leads to it by a holder, once its name has been removed."""
 
     path: str
     names: set[str]
     is_named: bool
     pids: set[int]
     keepers: set[int]
+    through: str = ""
 
 
 class Known:
@@ -284,6 +286,7 @@ def files(pid: int | None = None) -> list[Found]:
             entry = found.setdefault(file.st_ino, Found(holder.path, set(), False, set(), set()))
             (entry.pids if holder.is_open else entry.keepers).add(holder.pid)
             entry.names.add(name)
+            entry.through = holder.path
             entry.is_named |= not path.endswith(" (deleted)")
     if pid is not None:
         return [each for each in found.values() if pid in each.pids | each.keepers]
@@ -330,9 +333,12 @@ def _named() -> Iterator[str]:
 @contextmanager
 def opened(found: Found) -> Iterator[int | None]:
     """A descriptor for reading; None if the file is gone."""
-    try:
-        file = os.open(found.path, _READ)
-    except OSError:
+    file = -1
+    for path in filter(None, (found.path, found.through)):
+        with suppress(OSError):
+            file = os.open(path, _READ)
+            break
+    if file < 0:
         yield None
         return
     try:
