@@ -196,6 +196,28 @@ def test_who_does_not_answer_is_blamed(unread: int) -> None:
     assert (who.reader, who.pid, who.unread) == (1, SECOND, unread)
 
 
+def test_the_worker_outside_of_a_collective_is_blamed() -> None:
+    """Whatever their pids: the one inside waits for it."""
+    inside = ["all_reduce (torch/distributed/distributed_c10d.py:4)", *COMPUTING]
+    rings = [broadcast([0, 0]), answers(FIRST), answers(SECOND, "psm_c")]
+    for first, second in ((inside, COMPUTING), (COMPUTING, inside)):
+        living = by_pid(process(ENGINE, ASKING), process(FIRST, first), process(SECOND, second))
+        wait = only(decide(rings, living, 1.0))
+        assert wait.is_decided
+        assert wait.awaited[0].pid == (SECOND if first is inside else FIRST)
+        assert f"Process {wait.awaited[0].pid} is the likely culprit" in wait.advice
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_two_alike_are_undecided(inside: bool) -> None:
+    """Both inside a collective, or both outside of one."""
+    frames = ["barrier (torch/distributed/distributed_c10d.py:4)"] if inside else COMPUTING
+    living = by_pid(process(ENGINE, ASKING), process(FIRST, frames), process(SECOND, frames))
+    wait = only(decide([broadcast([0, 0]), answers(FIRST)], living, 1.0))
+    assert not wait.is_decided
+    assert [who.pid for who in wait.awaited] == [FIRST, SECOND]
+
+
 def test_a_worker_that_was_stopped_between_two_steps_is_blamed() -> None:
     """It stands in the read in which it would be idle."""
     stopped = process(SECOND, IDLE, state="stopped")

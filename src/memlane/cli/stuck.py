@@ -18,6 +18,7 @@ from memlane.inspect.stacks import NoStack, Stack, stack, stacks_of
 from memlane.inspect.waits import headline, title_of
 
 STUCK, UNDECIDED = 1, 3  # exit codes; 0: nobody is stuck
+_ONE_OF = "  undecided: one of these"
 _SHOWN = 6  # frames of a stack; JSON has them all
 
 Key = tuple[object, ...]
@@ -59,9 +60,11 @@ class Look:
     @property
     def code(self) -> int:
         """The exit code: 1 if somebody is stuck, 3 if that cannot be decided."""
-        if self.foreign or any(wait.is_decided and not wait.is_start for wait in self.own):
+        decided = [wait.is_decided for wait in self.own if not wait.is_start]
+        decided += [wait.is_decided for wait in self.foreign]
+        if any(decided):
             return STUCK
-        is_open = self.notes or any(not wait.is_decided for wait in self.own)
+        is_open = self.notes or decided
         return UNDECIDED if is_open else 0
 
     def found(self) -> Iterator[tuple[Key, dict[str, Any], list[str]]]:
@@ -138,7 +141,7 @@ class Look:
             return [f"{name} ({process}) waits for that writer in turn"]
         made = [headline(wait, show.short_name(wait.segment))]
         if not wait.is_decided:
-            made.append("  undecided: one of these")
+            made.append(_ONE_OF)
         for awaited, facts in zip(wait.awaited, wait.facts, strict=True):
             made.append(f"  waits for {sentence(facts)}")
             seen = None if awaited.pid is None else self.stacks.get(awaited.pid)
@@ -212,6 +215,8 @@ def _foreign_lines(wait: ForeignWait) -> list[str]:
         f"{who} waits in {wait.segment}, an engine's own ring: {wait.reason}, unchanged while "
         f"watched, {wait.watched:g} s"
     ]
+    if not wait.is_decided:
+        made.append(_ONE_OF)
     for suspect in wait.awaited:
         if suspect.pid is None:
             made.append(

@@ -306,7 +306,7 @@ def _worded(
     )
     if wait.is_deadlock:
         return replace(wait, advice=_deadlock(wait))
-    return wait if wait.is_decided else replace(wait, advice=_UNDECIDED)
+    return wait if wait.is_decided else replace(wait, advice=UNDECIDED)
 
 
 def _deadlock(wait: Wait) -> str:
@@ -316,10 +316,9 @@ def _deadlock(wait: Wait) -> str:
 
 # By stacks ----------------------------------------------------------------------------------------
 
-_UNDECIDED = "Undecided: it is one of these, and only their stacks can tell which."
+UNDECIDED = "Undecided: it is one of these, and only their stacks can tell which."
+ALL_INSIDE = "Undecided: all of them are inside a collective or a synchronization."
 _CANNOT_RUN = 1  # the suspicion of those that are dead or stopped
-_PEERS = ("torch/distributed/", "device_communicators/", "parallel_state.py", "shm_broadcast.py")
-_PEER_CALLS = ("synchronize", "barrier", "all_reduce", "all_gather", "reduce_scatter")
 
 
 def judged(wait: Wait, stacks: Mapping[int, Stack | NoStack]) -> Wait:
@@ -335,29 +334,21 @@ def judged(wait: Wait, stacks: Mapping[int, Stack | NoStack]) -> Wait:
         return wait
     if wait.is_decided or any(not isinstance(found, Stack) for _, found in seen):
         return wait
-    inside = [isinstance(found, Stack) and waits_for_peers(found) for _, found in seen]
+    inside = [isinstance(found, Stack) and found.waits_for_peers for _, found in seen]
     order = sorted(range(len(seen)), key=lambda n: inside[n])
     outside = inside.count(False)
     facts = tuple(wait.facts[n] for n in order)
-    told = _UNDECIDED
+    told = UNDECIDED
     if outside == 1:
         told = advice(facts[:1])
     elif not outside:
-        told = "Undecided: all of them are inside a collective or a synchronization."
+        told = ALL_INSIDE
     return replace(
         wait,
         awaited=tuple(wait.awaited[n] for n in order),
         facts=facts,
         is_decided=outside == 1,
         advice=told,
-    )
-
-
-def waits_for_peers(stack: Stack) -> bool:
-    """Whether the main thread is in a call that returns when its peers do the same."""
-    return any(
-        any(part in frame.file for part in _PEERS) or frame.name.rpartition(".")[2] in _PEER_CALLS
-        for frame in stack.main
     )
 
 

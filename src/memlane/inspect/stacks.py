@@ -21,6 +21,9 @@ from typing import Any
 from memlane._base import processes
 
 _TIMEOUT = 5.0
+# Of collectives, and of waits for a device, which may run one.
+_PEERS = ("torch/distributed/", "device_communicators/", "parallel_state.py")
+_PEER_CALLS = ("synchronize", "barrier", "all_reduce", "all_gather", "reduce_scatter")
 _AT_ONCE = 64  # py-spy's at the same time
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -57,6 +60,15 @@ class Stack:
     def main(self) -> tuple[Frame, ...]:
         """The main thread's calls, the innermost first; of a forked worker, its parent's last."""
         return self.threads[0].frames if self.threads else ()
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether the main thread is in a call that returns when its peers do the same."""
+        return any(
+            any(part in frame.file for part in _PEERS)
+            or frame.name.rpartition(".")[2] in _PEER_CALLS
+            for frame in self.main
+        )
 
 
 @dataclass(frozen=True)

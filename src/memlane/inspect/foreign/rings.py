@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from memlane._base import processes
 from memlane._base.processes import State
 from memlane.errors import InvalidArgument
+from memlane.inspect.decisions import ALL_INSIDE, UNDECIDED
 from memlane.inspect.foreign.files import KINDS
 from memlane.inspect.segment import FOLDER
 from memlane.inspect.stacks import Frame, NoStack, Stack
@@ -174,6 +175,7 @@ class ForeignWait:
         watched: seconds for which nothing changed.
         awaited: for whom.
         advice: what to do, in one sentence.
+        is_decided: the first of the awaited is the cause; else it is one of them.
     """
 
     segment: str
@@ -182,6 +184,7 @@ class ForeignWait:
     watched: float
     awaited: tuple[Suspect, ...]
     advice: str
+    is_decided: bool = True
 
 
 # Looking ----------------------------------------------------------------------------------------
@@ -376,7 +379,7 @@ def _answer(
     """Somebody reads, not as a worker between two steps, and others do not: those are to answer."""
     asking = [who for who in members if _reads(who) and not _is_idle_worker(who)]
     busy = [who for who in members if who.state == "stopped" or _is_elsewhere(who)]
-    busy.sort(key=lambda who: (who.state != "stopped", who.pid))
+    busy.sort(key=lambda who: (who.state != "stopped", _is_inside(who), who.pid))
     broadcast = max(rings, key=lambda ring: (len(ring.pids), ring.geometry.n_reader))
     counts = dict[int | None, int](enumerate(_counts(broadcast)))
     behind = [reader for reader, count in counts.items() if count and reader is not None]
@@ -392,9 +395,19 @@ def _answer(
     if not asking or not awaited:
         return None
     waiter = (asking[0].pid, asking[0].title)
+    told = _advice(awaited[0])
+    suspects = [who for who in busy if not _is_inside(who)]
+    is_decided = len(suspects) == 1 or len(awaited) == 1 or awaited[0].state in ("stopped", "dead")
+    if not is_decided:
+        told = UNDECIDED if suspects else ALL_INSIDE
     return ForeignWait(
-        rings[0].name, "no answer", waiter, watched, tuple(awaited), _advice(awaited[0])
+        rings[0].name, "no answer", waiter, watched, tuple(awaited), told, is_decided
     )
+
+
+def _is_inside(who: Process) -> bool:
+    """Whether it waits for other workers, in a collective."""
+    return isinstance(who.stack, Stack) and who.stack.waits_for_peers
 
 
 def _reads(who: Process) -> bool:
