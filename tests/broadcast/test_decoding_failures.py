@@ -1,6 +1,8 @@
 """M3: a message that cannot be encoded or decoded is lost, and nothing else is."""
 
+import functools
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 from memlane import ConcurrentUse, CorruptMessage, InvalidType, MessageQueue, OutOfMemory
+from tests.support import PATIENCE, Alarm
 from tests.support.queues import flags, queue_of, refuses, ring_in
+from tests.support.remote_queues import remote_queue
 
 pytestmark = pytest.mark.unit
 
@@ -40,6 +44,63 @@ class Shy:
     def _parts(self) -> Any:
         yield bytes(self.size)
         raise self.error
+
+
+class Rings:
+    """Sends this process a signal wherever it is unpickled, if `armed`."""
+
+    armed = False
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rings, (self.content,)
+
+
+def rings(content: object) -> object:
+    if Rings.armed:
+        Rings.armed = False
+        signal.raise_signal(signal.SIGUSR1)
+    return content
+
+
+class Handler:
+    """Raises as an object, as a method and as a function do."""
+
+    def __call__(self, *_: object) -> None:
+        raise Alarm
+
+    def method(self, *_: object) -> None:
+        raise Alarm
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {
+    "object": Handler(),
+    "method": Handler().method,
+    "partial": functools.partial(Handler.method, Handler()),
+}
+CONTENTS = {"small": 1, "stream": bytes(1 << 20), "array": np.ones(1 << 17)}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "elsewhere"])
+def test_a_handler_s_error_loses_no_message(is_remote: bool, content: str, handler: str) -> None:
+    """The next call returns it. Fails without the guard: an ordinary exception that a handler
+    raised during decoding counted as the message's."""
+    former = signal.signal(signal.SIGUSR1, HANDLERS[handler])
+    try:
+        with remote_queue() if is_remote else queue_of() as (writer, (reader,)):
+            writer.enqueue(Rings(CONTENTS[content]))
+            writer.enqueue("next")
+            Rings.armed = True
+            with pytest.raises(Alarm):
+                reader.dequeue(PATIENCE)
+            np.testing.assert_array_equal(reader.dequeue(PATIENCE), CONTENTS[content])
+            assert reader.dequeue(PATIENCE) == "next"
+    finally:
+        signal.signal(signal.SIGUSR1, former)
 
 
 DECODING_ERRORS: list[BaseException] = [ValueError("of the message"), KeyError(1)]

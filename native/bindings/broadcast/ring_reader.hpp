@@ -190,7 +190,8 @@ private:
             if (copy.kind == ChunkKind::plain) return decode_plain(copy.stream);
             return copy.buffers.is_valid() ? decode_parts_(copy.stream, copy.buffers) : decode_(copy.stream);
         } catch (const nb::python_error& error) {
-            if (keeps_message(error)) undecoded_ = std::move(copy);
+            undecoded_ = std::move(copy);  // also if a handler raises in the next line
+            if (!keeps_message(error)) undecoded_.reset();
             throw;
         }
     }
@@ -203,7 +204,9 @@ private:
 
     // True if the message is not to blame: the next call decodes it again.
     static bool keeps_message(const nb::python_error& error) {
-        return error.matches(PyExc_MemoryError) || !error.matches(PyExc_Exception);
+        if (error.matches(PyExc_MemoryError) || !error.matches(PyExc_Exception)) return true;
+        const nb::object trace = error.traceback();  // none if no Python code raised it
+        return trace.is_valid() && nb::cast<bool>(installed(Function::raised_by_handler)(trace));
     }
 
     // A lack of memory becomes an error that says that nothing is lost.
@@ -277,7 +280,14 @@ private:
         try {
             object = decode();
         } catch (const nb::python_error& error) {
-            leave(is_own() && !keeps_message(error));
+            bool keeps = true;  // also if a handler raises in the next line
+            try {
+                keeps = keeps_message(error);
+            } catch (const nb::python_error&) {
+                leave(false);
+                throw;
+            }
+            leave(is_own() && !keeps);
             throw;
         }
         leave(is_own());

@@ -28,6 +28,7 @@ namespace nb = nanobind;
     X(exhausted)        /* (end, need, free, errno) -> the error of a writer that lacks space */ \
     X(move_refusal)     /* (what, pair, block, sources, targets) -> the error for a refused pair of blocks */ \
     X(integer)          /* (name, value) -> an int, or raises */ \
+    X(raised_by_handler) /* (traceback) -> whether a signal handler raised the error */ \
     X(seconds_of)       /* (timeout) -> seconds, or raises */ \
     X(check_memory)     /* (bytes): raises if the machine lacks them */ \
     X(memory_refusal)   /* (bytes, spare=) -> the same error, or None */ \

@@ -7,6 +7,7 @@ because they must not import native code; other modules install their functions 
 import memlane.errors
 from memlane._base.arguments import integer
 from memlane._base.deadline import seconds_of
+from memlane._base.handlers import raised_by_handler
 from memlane._native import install, install_errors
 
 install_errors(vars(memlane.errors))
@@ -14,5 +15,6 @@ install(
     foreign_segment=memlane.errors.foreign_segment,
     system_fault=memlane.errors.system_fault,
     integer=integer,
+    raised_by_handler=raised_by_handler,
     seconds_of=seconds_of,
 )

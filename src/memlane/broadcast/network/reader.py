@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import blocked, no_memory
+from memlane._base.handlers import raised_by_handler
 from memlane._base.naming import names_of
 from memlane._native import fork_generation
 from memlane._net.contexts import need_curve
@@ -224,8 +225,8 @@ class NetworkReader(NetworkEnd):
             values = [decode(kept[0], self._codec)]
         except MemoryError as error:
             raise no_memory() from error
-        except Exception:
-            if self._is_broken(kept[0]):  # so it counts as read
+        except Exception as error:
+            if self._is_broken(kept[0], error):  # so it counts as read
                 self._kept = kept[1:]
             raise
         raised = None
@@ -235,7 +236,7 @@ class NetworkReader(NetworkEnd):
             except MemoryError:
                 break
             except Exception as error:  # a broken one's is raised by the call that takes it
-                raised = None if self._is_broken(message) else error
+                raised = None if self._is_broken(message, error) else error
                 break
         count = len(values)
         rest, sizes = kept[count:], [len(message.memory) for message in kept[:count]]
@@ -245,9 +246,11 @@ class NetworkReader(NetworkEnd):
         if raised is not None:
             raise raised
 
-    def _is_broken(self, message: Message) -> bool:
+    def _is_broken(self, message: Message, error: Exception) -> bool:
         """Whether the message is at fault, and not a signal handler that raised while it was
         decoded. Others than small ones may run the application's code, so they count as broken."""
+        if raised_by_handler(error.__traceback__):
+            return False
         if message.kind not in SMALL_KINDS:
             return True
         try:
