@@ -148,6 +148,17 @@ def test_top_ends_with_q() -> None:
         assert not screen.is_cursor_hidden
 
 
+def test_top_leaves_the_terminal_as_it_was_on_sigterm() -> None:
+    with (
+        queue_of(1) as (writer, _),
+        terminal("top", "--interval", "0.2", module="memlane") as screen,
+    ):
+        screen.until_shown(name_in(writer.handle)[8:14])
+        screen.process.terminate()
+        assert screen.until_end() == 143
+        assert not screen.is_cursor_hidden
+
+
 def test_top_shows_what_a_name_contains() -> None:
     with (
         queue_of(1) as (writer, _),

@@ -464,6 +464,17 @@ def test_a_timeline(tmp_path: Path) -> None:
         peer.kill()
 
 
+def test_sigterm_ends_it_though_it_is_process_1() -> None:
+    """The kernel ignores a signal to process 1 that has no handler, so there must be one."""
+    with exporter() as served:
+        status = Path(f"/proc/{served.process.pid}/status").read_text()
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+        assert caught is not None
+        assert int(caught[1], 16) & 1 << signal.SIGTERM - 1
+        served.process.terminate()
+        assert served.process.wait(PATIENCE) == 143
+
+
 def test_a_timeline_of_a_process_that_is_killed(tmp_path: Path) -> None:
     """It waits until then, and no longer."""
     # Samples are seldom on a busy machine, and a wait and a death that last longer have more.

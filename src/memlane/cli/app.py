@@ -7,6 +7,7 @@ Exit codes: 0; 1 if somebody is stuck (`stuck`) or something will cause trouble 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +52,16 @@ def _in_a_line(trouble: str = "") -> Iterator[None]:
         raise fail(f"{trouble}: {error.strerror}") from None
 
 
+def _end_on_sigterm() -> None:
+    """From now on SIGTERM unwinds the command and ends it with 143: its default neither restores a
+    terminal, nor ends process 1 of a container."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def _version(is_asked: bool) -> None:
     if is_asked:
         print(f"memlane {memlane.__version__}")
@@ -90,6 +101,7 @@ def show_live(
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise fail("top needs a terminal; use `memlane ls`")
+    _end_on_sigterm()
     with _in_a_line():
         top.run(interval)
 
@@ -146,6 +158,8 @@ def who_is_stuck(
         raise fail("--run needs --watch")
     if pid is not None:
         _check_pid(pid)
+    if watch is not None:
+        _end_on_sigterm()
     with _in_a_line(), suppress(KeyboardInterrupt):
         asked = stuck.Asked(
             pid,
@@ -205,6 +219,7 @@ def serve_metrics(
     for process in (pid, ends_with):
         if process is not None:
             _check_pid(process)
+    _end_on_sigterm()
     with _in_a_line(f"cannot listen on {host} port {port}"), suppress(KeyboardInterrupt):
         export.run(host, port, pid, ends_with)
 
