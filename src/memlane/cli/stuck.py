@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from memlane.inspect import Participant, Wait, segments, stuck
 from memlane.inspect.decisions import judged, process_of
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import ForeignWait, Geometry
-from memlane.inspect.stacks import NoStack, Stack, stack, stacks_of
+from memlane.inspect.stacks import NoStack, Stack, stacks_of
 from memlane.inspect.waits import headline, title_of
 
 STUCK, UNDECIDED = 1, 3  # exit codes; 0: nobody is stuck
@@ -52,7 +52,7 @@ class Look:
         waits = [wait for wait in stuck(asked.after) if asked.pid in (None, *_pids(wait))]
         self.stacks = _stacks_of(waits, asked.dump)
         self.own = [judged(wait, self.stacks) for wait in waits]
-        take = _no_stack if asked.dump == "none" else stack
+        take = _no_stacks if asked.dump == "none" else stacks_of
         seen, self.notes = rings.stuck(asked.after, take, asked.geometry)
         self.foreign = [wait for wait in seen if asked.pid in (None, *_foreign_pids(wait))]
         self.now = time.monotonic()
@@ -167,8 +167,8 @@ def _foreign_pids(wait: ForeignWait) -> Iterator[int | None]:
         yield who.pid
 
 
-def _no_stack(pid: int) -> NoStack:
-    return NoStack("--dump none was asked for")
+def _no_stacks(started: Mapping[int, int]) -> Stacks:
+    return dict.fromkeys(started, NoStack("--dump none was asked for"))
 
 
 def _stacks_of(waits: Iterable[Wait], dump: Dump) -> Stacks:

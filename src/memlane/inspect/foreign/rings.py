@@ -192,14 +192,15 @@ class ForeignWait:
 
 def stuck(
     watched: float,
-    stack: Callable[[int], Stack | NoStack],
+    stacks: Callable[[Mapping[int, int]], Mapping[int, Stack | NoStack]],
     geometry: Geometry | None = None,
 ) -> tuple[list[ForeignWait], list[str]]:
     """Watches the rings of this user's engines; the waits, and what cannot be decided.
 
     Args:
         watched: seconds between the two looks.
-        stack: of a process; called only if nothing changes while watched.
+        stacks: of processes, by pid, from the clock ticks at which they were started; called once,
+            for all whose rings have not changed while watched.
         geometry: of all rings of that size, instead of a guess.
     """
     before = _rings(geometry)
@@ -212,11 +213,14 @@ def stuck(
         for ring in before
         if ring.name in after and after[ring.name].flags == ring.flags
     ]
-    by_pid: dict[int, Process] = {}
-    for pid in sorted({pid for ring in rings for pid in ring.pids}):
-        state, ticks = processes.status(pid)
-        if ticks is not None:
-            by_pid[pid] = Process(pid, processes.name_of(pid), state, ticks, stack(pid))
+    pids = sorted({pid for ring in rings for pid in ring.pids})
+    found = {pid: processes.status(pid) for pid in pids}
+    started = {pid: ticks for pid, (_, ticks) in found.items() if ticks is not None}
+    seen = stacks(started)
+    by_pid = {
+        pid: Process(pid, processes.name_of(pid), found[pid][0], ticks, seen[pid])
+        for pid, ticks in started.items()
+    }
     return decide(rings, by_pid, watched)
 
 

@@ -1,0 +1,67 @@
+"""Stacks of several processes: one answer in time, whatever holds them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memlane._base import processes
+from memlane.inspect import stacks
+from memlane.inspect.stacks import NoStack, Stack, stacks_of
+from tests.support import PATIENCE, Link, Peer, start
+
+
+def sleep(link: Link) -> None:
+    """Role: sleeps until it is killed."""
+    link.tell()
+    time.sleep(3600)
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[Peer]]:
+    peers = [start(sleep) for _ in range(4)]
+    for peer in peers:
+        peer.hear()
+    yield peers
+    for peer in peers:
+        peer.kill()
+
+
+def started(*pids: int) -> dict[int, int]:
+    return {pid: processes.status(pid)[1] or 0 for pid in pids}
+
+
+def test_stacks_of_several_processes(sleepers: list[Peer]) -> None:
+    """A stopped one's too, which stays stopped."""
+    os.kill(sleepers[0].pid, signal.SIGSTOP)
+    found = stacks_of(started(*(peer.pid for peer in sleepers)), timeout=PATIENCE)
+    for peer in sleepers:
+        seen = found[peer.pid]
+        assert isinstance(seen, Stack), seen
+        assert seen.main[0].name == "sleep"
+    assert processes.state(sleepers[0].pid) == "stopped"
+
+
+def test_all_of_them_are_asked_at_once(
+    sleepers: list[Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where py-spy does not answer, they share one timeout: it is not each one's."""
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\nexec sleep 3600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(stacks, "_program", lambda: str(program))
+    begun = time.monotonic()
+    found = stacks_of(started(*(peer.pid for peer in sleepers)), timeout=2.0)
+    assert all(isinstance(seen, NoStack) for seen in found.values())
+    assert (tmp_path / "asked").read_text().count("x") == len(sleepers)
+    assert time.monotonic() - begun < 2.0 * len(sleepers)
+
+
+def test_a_process_with_a_reused_pid_is_left_alone(sleepers: list[Peer]) -> None:
+    """It was started at another moment than the participant: it is not even asked."""
+    pid = sleepers[0].pid
+    found = stacks_of({pid: started(pid)[pid] - 1})
+    assert found == {pid: NoStack("it has ended, or is not of this pid namespace")}
