@@ -260,6 +260,25 @@ def test_stuck_names_the_stopped_reader() -> None:
     sweep()
 
 
+def become(link: Link, user: int) -> None:
+    """Role: a process of another user."""
+    os.setuid(user)
+    link.tell()
+    link.hear()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("command", ["stuck", "trace"])
+def test_a_process_of_another_user_is_bad_input(command: str) -> None:
+    """Also for root: only a user's own segments are looked at, so nobody would seem stuck."""
+    peer = start(become, 65534)
+    peer.hear()
+    done = run(command, str(peer.pid))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"process {peer.pid} is of user 65534: run this as that user" in done.stderr
+    peer.kill()
+
+
 def region_in_folder(instance: str) -> Holding:
     """As the workers of a vLLM with MEMLANE_VLLM=region have it."""
     folder, size = str(region_path(instance)), 8 * 4096

@@ -178,8 +178,10 @@ def _check_pid(pid: int) -> None:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         raise fail(f"there is no process {pid}") from None
-    if owner != os.geteuid() and os.geteuid() != 0:
-        raise fail(f"process {pid} is another user's")
+    if owner != os.geteuid():  # also for root, which would be told that nobody is stuck
+        raise fail(
+            f"process {pid} is of user {owner}: run this as that user, whose segments it sees"
+        )
 
 
 @app.command("doctor")
