@@ -3,16 +3,20 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -209,6 +213,41 @@ inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
     struct statvfs s{};
     if (::fstatvfs(file.get(), &s) != 0 || s.f_blocks == 0) return UINT64_MAX;
     return static_cast<std::uint64_t>(s.f_blocks) * s.f_frsize;
+}
+
+// What reads and writes past the page cache must be multiples of: places in the file and lengths, and addresses. Nothing if
+// the kernel does not say (before 6.1), zeroes if there are none for this file.
+struct DirectAlignment {
+    std::uint32_t offset, memory;
+};
+inline std::optional<DirectAlignment> direct_alignment(const FileDescriptor& file) noexcept {
+    constexpr unsigned kDirectAlignment = 0x2000;  // STATX_DIOALIGN, which older headers lack
+    constexpr std::size_t kMask = 0, kMemory = 0x98, kOffset = 0x9c;
+    alignas(8) std::array<char, 256> found{};
+    if (::syscall(SYS_statx, file.get(), "", AT_EMPTY_PATH, kDirectAlignment, found.data()) != 0) return std::nullopt;
+    const auto field = [&](std::size_t at) {
+        std::uint32_t value;
+        std::memcpy(&value, found.data() + at, sizeof value);
+        return value;
+    };
+    if ((field(kMask) & kDirectAlignment) == 0) return std::nullopt;
+    return DirectAlignment{field(kOffset), field(kMemory)};
+}
+
+// Whether its file system writes changed bytes elsewhere (btrfs), so that reserved space does not last.
+inline bool copies_on_write(const FileDescriptor& file) noexcept {
+    struct statfs s{};
+    constexpr long kBtrfs = 0x9123683E;
+    if (::fstatfs(file.get(), &s) != 0 || s.f_type != kBtrfs) return false;
+    int flags = 0;
+    return ::syscall(SYS_ioctl, file.get(), FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
+}
+// Of a file without bytes: it writes changed bytes where they were. Its file system may not know that.
+inline void write_in_place(const FileDescriptor& file) noexcept {
+    int flags = 0;
+    if (::syscall(SYS_ioctl, file.get(), FS_IOC_GETFLAGS, &flags) != 0) return;
+    flags |= FS_NOCOW_FL;
+    static_cast<void>(::syscall(SYS_ioctl, file.get(), FS_IOC_SETFLAGS, &flags));
 }
 
 // Whether its file system is memory.

@@ -23,24 +23,6 @@
 
 namespace memlane::tiers {
 
-// Memory for O_DIRECT.
-class Staging {
-public:
-    explicit Staging(std::size_t bytes)
-        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kSlotAlignment}))), bytes_(bytes) {}
-    std::byte* data() const noexcept { return memory_.get(); }
-    std::size_t bytes() const noexcept { return bytes_; }
-
-private:
-    struct Free {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{kSlotAlignment});
-        }
-    };
-    std::unique_ptr<std::byte, Free> memory_;
-    std::size_t bytes_;
-};
-
 class DiskWork {
 public:
     using Work = BlockJobs::Work;

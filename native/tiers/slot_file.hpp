@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,10 +43,32 @@ struct NotDirect : std::runtime_error {
 // What a user should know about the pair that was opened.
 struct OpenedPair {
     std::uint64_t wanted_slots = 0;  // of the capacity; the disk may have less
+    bool is_indirect = false;        // the page cache was chosen, because direct I/O is refused
+    std::uint32_t alignment = 0;     // what it wants there, if that is the reason; 0: it is refused
+    bool copies_on_write = false;    // so reserved space does not last
+    std::uint64_t margin = 0;        // bytes of the disk that were left free
     int refused = 0;                 // the errno of fallocate: the files are sparse; 0: their space is reserved
     bool is_memory = false;          // a tmpfs
     bool was_damaged = false;        // its first page was: it begins empty
     std::uint64_t other_row_bytes = 0;  // of the pair that was there: it begins empty; 0: as ours, or none
+};
+
+// Memory for O_DIRECT.
+class Staging {
+public:
+    explicit Staging(std::size_t bytes)
+        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kSlotAlignment}))), bytes_(bytes) {}
+    std::byte* data() const noexcept { return memory_.get(); }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    struct Free {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{kSlotAlignment});
+        }
+    };
+    std::unique_ptr<std::byte, Free> memory_;
+    std::size_t bytes_;
 };
 
 class SlotFile {
@@ -61,7 +85,7 @@ public:
     enum class Direct : std::uint8_t { never, if_possible, always };
 
     SlotFile(const std::string& folder, const std::string& opener, std::uint64_t row_bytes, std::uint64_t slots,
-             const Namespace& name_space, Direct direct)
+             const Namespace& name_space, Direct direct, std::optional<std::uint64_t> margin = 0)
         : row_bytes_(row_bytes), name_space_(name_space) {
         const std::string path = folder + "/" + opener;
         headers_ = opened(path + ".headers", 0);
@@ -70,10 +94,25 @@ public:
         data_ = opened(path + ".data", 0);
         const bool is_new = os::facts_of(headers_.file()).bytes == 0;
         if (is_new && os::facts_of(data_.file()).bytes > 0) refuse(path + ".data");
-        is_direct_ = direct != Direct::never && try_direct(path + ".data");
+        const bool is_proved = found && found->slots > 0;  // without changing anything
+        const bool is_open_direct = direct != Direct::never && try_direct(path + ".data");
+        is_direct_ = is_open_direct && (!is_proved || takes_direct());
         if (!is_direct_ && direct == Direct::always) throw NotDirect(folder);
         opened_.is_memory = os::is_tmpfs(data_.file());
+        if (!found) {
+            os::resize(data_.file(), 0);  // first: data without headers would be somebody else's
+            os::resize(headers_.file(), 0);
+            if (os::copies_on_write(data_.file())) os::write_in_place(data_.file());
+            if (os::copies_on_write(headers_.file())) os::write_in_place(headers_.file());
+        }
+        opened_.copies_on_write = os::copies_on_write(data_.file()) || os::copies_on_write(headers_.file());
+        // 5 % of the disk, at most 1 GiB.
+        opened_.margin = margin.value_or(std::min<std::uint64_t>(os::total_bytes(data_.file()) / 20, 1u << 30));
         settle(slots, found);
+        if (is_direct_ && !is_proved && !takes_direct()) is_direct_ = false;
+        if (!is_direct_ && direct == Direct::always) throw NotDirect(folder);
+        opened_.is_indirect = direct == Direct::if_possible && !is_direct_;
+        if (opened_.is_indirect && is_open_direct) data_ = opened(path + ".data", 0);
     }
 
     ~SlotFile() { close(); }
@@ -204,6 +243,24 @@ private:
         }
     }
 
+    // Whether the disk takes a piece of a slot past the page cache: some refuse it only when it is written. Writes what is there.
+    bool takes_direct() {
+        constexpr std::uint64_t kMost = 128u << 10;
+        if (const auto wanted = os::direct_alignment(data_.file())) {
+            const bool fits = wanted->offset > 0 && wanted->memory <= kSlotAlignment && slot_bytes() % wanted->offset == 0;
+            if (!fits) opened_.alignment = std::max(wanted->offset, wanted->memory);
+            if (!fits) return false;
+        }
+        const Staging piece(std::min(slot_bytes(), kMost));
+        const auto is_refusal = [](int error) { return error == EINVAL || error == EOPNOTSUPP || error == ENOSYS; };
+        try {
+            if (!os::read_at(data_.file(), piece.data(), piece.bytes(), 0)) return true;  // it is shorter than its header says
+        } catch (const std::system_error& error) {
+            return !is_refusal(error.code().value());
+        }
+        return !is_refusal(os::write_at(data_.file(), piece.data(), piece.bytes(), 0));
+    }
+
     void lock(const std::string& path) {
         std::uint64_t pid = 0;
         if (!os::try_lock(headers_.file(), os::LockKind::exclusive, kLock)) {
@@ -250,13 +307,10 @@ private:
     // Sizes both files. The first page is written before slots are dropped, and after slots were added.
     void settle(std::uint64_t slots, const std::optional<PairHeader>& found) {
         opened_.wanted_slots = slots;
-        if (!found) {
-            os::resize(data_.file(), 0);  // first: data without headers would be somebody else's
-            os::resize(headers_.file(), 0);
-        }
         const std::uint64_t own = os::facts_of(data_.file()).allocated + os::facts_of(headers_.file()).allocated;
         const std::uint64_t free = os::free_bytes(data_.file());
-        const std::uint64_t room = free > UINT64_MAX - own ? UINT64_MAX : free + own;
+        const std::uint64_t usable = free == UINT64_MAX ? free : free - std::min(free, opened_.margin);
+        const std::uint64_t room = usable > UINT64_MAX - own ? UINT64_MAX : usable + own;
         const std::uint64_t kept = std::min(slots, found ? found->slots : 0);  // they have their space already
         slots = std::max(kept, std::min(slots, slots_in(room, row_bytes_)));
         if (slots == 0) os::throw_errno("the disk has no space for a single row of a tier", ENOSPC);

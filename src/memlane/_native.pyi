@@ -1014,6 +1014,7 @@ class DiskTier:
         slots: int,
         name_space: bytes,
         direct: bool | None,
+        margin: int | None,
         threads: int,
         may_ring: bool,
         policy: object,

@@ -416,20 +416,78 @@ def test_a_disk_that_hangs_stops_no_thread(tmp_path: Path, what: str) -> None:
 
 
 @contextmanager
-def file_system(place: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+def file_system(place: Path, *make: str, size: int = 64 << 20, sector: int = 512) -> Iterator[Path]:
+    """A small file system of its own, made by that command; ext4 if none is given."""
+    make = make or ("mkfs.ext4", "-q")
+    if shutil.which(make[0]) is None:
+        pytest.skip(f"{make[0]} is not installed")
     image, disk = place / "image", place / "disk"
     disk.mkdir()
     with image.open("wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", image, disk], check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+        file.truncate(size)
+    attach = ["losetup", "-f", "--show", "-b", str(sector), image]
+    device = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
     try:
-        yield disk
+        subprocess.run([*make, device], check=True, capture_output=True)
+        mounted = subprocess.run(["mount", device, disk], check=False, capture_output=True)
+        if mounted.returncode:
+            pytest.skip(f"cannot be mounted here: {mounted.stderr.decode().strip()}")
+        try:
+            yield disk
+        finally:
+            subprocess.run(["umount", disk], check=True)
     finally:
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["losetup", "-d", device], check=True)
+
+
+def store_twice(tier: DiskTier, rows: Any) -> int:
+    """Writes over every slot once; returns how many blocks were stored."""
+    stored, slots = 0, tier.statistics().slots
+    for turn in range(2):
+        for first in range(0, slots, len(rows)):
+            keys = [key(turn * slots + at) for at in range(first, min(first + len(rows), slots))]
+            stored += int(wait_for(tier, tier.store(keys, range(len(keys)))).ok.sum())
+    return stored
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("row_bytes", "is_direct"), [(4096, False), (16384, True), (36864, False), (65536, True)]
+)
+def test_a_disk_with_large_sectors(tmp_path: Path, row_bytes: int, is_direct: bool) -> None:
+    """Rows that its direct I/O refuses go through the page cache, with a line that says so."""
+    rows = np.zeros((64, row_bytes), np.uint8)
+    make = ("mkfs.xfs", "-q", "-f", "-s", "size=16384", "-b", "size=16384")
+    with (
+        file_system(tmp_path, *make, size=512 << 20, sector=16384) as disk,
+        logged() as said,
+        any_tier_on(disk / "kv", rows, capacity=70) as tier,
+    ):
+        assert tier.is_direct == is_direct
+        assert store_twice(tier, rows) == 140
+        assert (len(said), tier.statistics().errors) == (not is_direct, 0)
+        assert all("needs multiples of 16384 bytes" in line for line in said)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("make", [(), ("mkfs.btrfs", "-q", "-f")], ids=["ext4", "btrfs"])
+@pytest.mark.parametrize("margin", [None, "40MiB"])
+def test_a_capacity_beyond_the_disk(
+    tmp_path: Path, make: tuple[str, ...], margin: str | None
+) -> None:
+    """Leaves a part of the disk free, and takes every block that it promises."""
+    rows = np.zeros((64, 65536), np.uint8)
+    with file_system(tmp_path, *make, size=160 << 20) as disk:
+        options: dict[str, Any] = {"policy": "lru", "timeout": PATIENCE, "margin": margin}
+        with DiskTier(disk / "kv", rows, "1TiB", **options) as tier:
+            slots = tier.statistics().slots
+            assert store_twice(tier, rows) == 2 * slots
+            now = os.statvfs(disk)
+            left = (40 << 20) if margin else now.f_blocks * now.f_frsize // 20
+            assert now.f_bavail * now.f_frsize > left * 0.9  # its own tables take some
+        with DiskTier(disk / "kv", rows, "1TiB", **options) as tier:
+            assert tier.statistics().slots >= slots * 0.99
+            assert tier.statistics().recovered >= slots * 0.99
 
 
 @contextmanager
@@ -539,6 +597,28 @@ def not_direct(_link: Link, folder: Path) -> None:
     ):
         assert not tier.is_direct
         check_all(tier, rows, [1])
+
+
+def refused_when_it_is_read(_link: Link, folder: Path) -> None:
+    """Role: a file system that takes O_DIRECT in open() only."""
+    rows = np.zeros((8, ROW), np.uint8)
+    refusing = Fault("open", 1, "pread", errno.EINVAL)
+    with calls().failing(refusing)("open"), logged() as said:
+        tier = any_tier_on(folder / "kv", rows, capacity=20)
+    with tier:
+        assert (tier.is_direct, tier.engine) == (False, "threads")
+        assert said == [f"the tier in {folder}/kv uses the page cache: direct I/O there is refused"]
+        assert store(tier, rows, 1)
+    with (
+        calls().failing(refusing)("open"),
+        pytest.raises(Unsupported, match="has no O_DIRECT; leave out `direct`"),
+    ):
+        any_tier_on(folder / "other", rows, capacity=20, direct=True)
+
+
+def test_direct_is_tried_before_it_is_used(tmp_path: Path) -> None:
+    """A tier whose disk refuses every direct read or write would store nothing, for ever."""
+    start(refused_when_it_is_read, tmp_path, method="spawn", command=preloaded()).result()
 
 
 def test_direct_is_refused_before_anything_changes(tmp_path: Path) -> None:

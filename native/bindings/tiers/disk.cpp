@@ -82,7 +82,7 @@ class DiskObject {
 public:
     DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t count,
                std::uint64_t row_bytes, std::uint64_t slots, const nb::bytes& name_space, std::optional<bool> direct,
-               unsigned threads, bool may_ring, nb::object policy) {
+               std::optional<std::uint64_t> margin, unsigned threads, bool may_ring, nb::object policy) {
         using Direct = tiers::SlotFile::Direct;
         const Direct way = !direct ? Direct::if_possible : *direct ? Direct::always : Direct::never;
         tiers::Namespace own;
@@ -94,7 +94,7 @@ public:
         std::unique_ptr<tiers::SlotFile> file;
         try {
             file = without_gil([&] {
-                return std::make_unique<tiers::SlotFile>(folder, opener, row_bytes, slots, own, way);
+                return std::make_unique<tiers::SlotFile>(folder, opener, row_bytes, slots, own, way, margin);
             });
         } catch (const tiers::PairInUse& error) {
             raise_error(Error::TierInUse, text_of(error.path), error.pid);
@@ -278,6 +278,10 @@ Facts facts_of(tiers::DiskIo& io) {
     made["wanted_slots"] = facts.wanted_slots;
     made["is_direct"] = is_direct;
     made["is_memory"] = facts.is_memory;
+    made["is_indirect"] = facts.is_indirect;
+    made["alignment"] = facts.alignment;
+    made["copies_on_write"] = facts.copies_on_write;
+    made["margin"] = facts.margin;
     made["refused"] = facts.refused;
     made["was_damaged"] = facts.was_damaged;
     made["other_row_bytes"] = facts.other_row_bytes;
@@ -344,8 +348,8 @@ void bind_disk(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
         .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, std::uint64_t,
-                      const nb::bytes&, std::optional<bool>, unsigned, bool, nb::object>(),
-             "folder"_a, "opener"_a, "rows"_a, "count"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a.none(),
+                      const nb::bytes&, std::optional<bool>, std::optional<std::uint64_t>, unsigned, bool, nb::object>(),
+             "folder"_a, "opener"_a, "rows"_a, "count"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a.none(), "margin"_a.none(),
              "threads"_a, "may_ring"_a, "policy"_a)
         .def(
             "show",

@@ -158,6 +158,7 @@ class DiskTier(Tier):
         timeout: float = 5.0,
         direct: bool | None = None,
         opener: str = "0",
+        margin: int | str | None = None,
     ) -> None:
         """Args:
             path: a folder; it is made if it is missing.
@@ -167,9 +168,10 @@ class DiskTier(Tier):
                 disk has less, that is the capacity, with a warning.
             policy: as of `BlockPool`. An object sees digests of 24 bytes.
             direct: whether to go past the page cache (O_DIRECT). None: if rows are a multiple of
-                4096 bytes and the file system supports it.
+                4096 bytes and the disk takes such a read and write; else the log says why.
             opener: names the pair of files in the folder; tiers that are open at the same time
                 need different ones.
+            margin: bytes of the disk that stay free, as `capacity`. None: 5 % of it, at most 1 GiB.
 
         Raises:
             InvalidType, InvalidArgument: an argument is not valid, or the capacity is below one
@@ -178,7 +180,7 @@ class DiskTier(Tier):
             SegmentRefused: there are other files of that name, or another user's.
             LayoutMismatch: the files have another format version.
             Unsupported: `direct` is True, and the file system does not support it.
-            OutOfMemory: the disk has no space for a row.
+            OutOfMemory: the disk has no space for a row beside the margin.
             SystemFault: the system refuses something.
         """
         held = Rows(rows)
@@ -192,6 +194,7 @@ class DiskTier(Tier):
             raise InvalidArgument(
                 f"opener must be 1 to 64 letters, digits, _, - or ., not {opener!r}"
             )
+        kept_free = capacity_in_bytes(margin, "margin", 0) if margin is not None else None
         self._namespace: Namespace = Namespace(namespace)
         checked_policy(policy)
         if direct not in (None, True, False):
@@ -211,7 +214,7 @@ class DiskTier(Tier):
             raise system_fault(error.errno or 0, f"cannot make the folder {folder}") from None
         self._native = _native.DiskTier(
             *(folder, opener, rows, held.count, held.nbytes, slots, self._namespace.id),
-            *(direct, _THREADS, _MAY_RING, policy),
+            *(direct, kept_free, _THREADS, _MAY_RING, policy),
         )
         self._facts = self._native.facts()
         show(self._native)
@@ -224,7 +227,16 @@ class DiskTier(Tier):
         size = facts["slot_bytes"]
         if facts["slots"] < facts["wanted_slots"]:
             has, wanted = facts["slots"] * size, facts["wanted_slots"] * size
-            warn("%s has room for %d bytes of blocks; %d were asked for", folder, has, wanted)
+            left = facts["margin"]
+            line = "%s has room for %d bytes of blocks beside %d that stay free; %d were asked for"
+            warn(line, folder, has, left, wanted)
+        if facts["is_indirect"]:
+            wants = facts["alignment"]
+            why = f"needs multiples of {wants} bytes" if wants else "is refused"
+            warn("the tier in %s uses the page cache: direct I/O there %s", folder, why)
+        if facts["copies_on_write"]:
+            line = "%s copies what it writes (btrfs), so its space is not reserved; stores may fail"
+            warn(line, folder)
         if facts["is_memory"]:
             warn("%s is a tmpfs: the tier would store blocks in memory, not on a disk", folder)
         if facts["refused"]:

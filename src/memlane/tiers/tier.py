@@ -367,20 +367,20 @@ def distinct(keys: Sequence[bytes]) -> list[bytes]:
     return found
 
 
-def capacity_in_bytes(capacity: int | str) -> int:
+def capacity_in_bytes(capacity: int | str, name: str = "capacity", least: int = 1) -> int:
     """Returns a number of bytes; `capacity` may be text such as "200GiB".
 
     Raises:
         InvalidType, InvalidArgument: it is neither.
     """
     if not isinstance(capacity, str):
-        return integer_from("capacity", capacity, 1, 1 << 62)
+        return integer_from(name, capacity, least, 1 << 62)
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|)\s*", capacity)
     if found is None:
         raise InvalidArgument(
-            f"capacity must be bytes, or text as 500MiB, 200GiB or 2TiB, not {capacity!r}"
+            f"{name} must be bytes, or text as 500MiB, 200GiB or 2TiB, not {capacity!r}"
         )
-    return integer_from("capacity", int(float(found[1]) * _UNITS[found[2]]), 1, 1 << 62)
+    return integer_from(name, int(float(found[1]) * _UNITS[found[2]]), least, 1 << 62)
 
 
 def text(name: str, value: object) -> str:

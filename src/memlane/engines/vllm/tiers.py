@@ -60,7 +60,7 @@ class DiskTier(TierManager):
 
     what = "a DiskTier"
     needed = ("path", "capacity")
-    optional = ("namespace", "policy", "timeout", "direct", "opener")
+    optional = ("namespace", "policy", "timeout", "direct", "opener", "margin")
     prefix = "vllm:memlane_disk_tier_"
     counters = _COUNTERS
     gauges = _GAUGES
