@@ -200,6 +200,13 @@ def test_clean_shows_first_and_removes_with_yes() -> None:
         alive.close()
 
 
+@pytest.mark.parametrize("arguments", [["-h"], ["stuck", "-h"]])
+def test_h_is_help(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0
+    assert "Usage: memlane" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [["ls", "--what"], ["stuck", "--after", "soon"], ["fly"]])
 def test_bad_input_is_a_line(arguments: list[str]) -> None:
     done = run(*arguments)
@@ -255,6 +262,15 @@ def test_stuck_names_the_stopped_reader() -> None:
     assert runs[-1].returncode == 1
     assert re.search(rf"reader 0 \(pid {reader.pid} .*, stopped, 2 behind", text)
     assert f"kill -CONT {reader.pid}" in text
+    watching = subprocess.Popen(
+        [*MEMLANE, "stuck", "--watch", "0.2", "--no-stacks"], stdout=subprocess.PIPE, text=True
+    )
+    with watching:
+        assert watching.stdout is not None
+        first = watching.stdout.readline()
+        watching.terminate()
+    assert watching.returncode == 143
+    assert re.match(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d writer \(pid {writer.pid} ", first)
     for process in (reader, writer):
         process.peer.kill()
     sweep()

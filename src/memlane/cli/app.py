@@ -22,6 +22,7 @@ from memlane.errors import InvalidArgument, MemlaneError
 app = typer.Typer(
     help="Shows memlane's segments in shared memory, who holds them, and who is stuck.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

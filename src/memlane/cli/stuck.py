@@ -264,6 +264,7 @@ def watch(asked: Asked, every: float, command: str | None) -> None:
         for key in found.keys() - known:
             made, lines = found[key]
             text = show.json_text(made)
+            lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')} {lines[0]}", *lines[1:]]
             show.print_lines(console, [text] if asked.prints_json else lines)
             if command is not None:
                 subprocess.run(command, shell=True, input=text.encode())
