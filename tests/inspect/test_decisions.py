@@ -10,6 +10,7 @@ from memlane._base.slots import State
 from memlane.inspect.decisions import Wait, judged, waits_in
 from memlane.inspect.segment import Participant, Segment
 from memlane.inspect.stacks import Frame, NoStack, Stack, Thread
+from memlane.inspect.waits import needs_second_look
 
 pytestmark = pytest.mark.unit
 
@@ -213,6 +214,15 @@ def test_a_writer_that_does_not_end_its_message(activity: str) -> None:
     assert named(waits) == [(FIRST, [ENGINE], True)]
     assert waits[0].seconds == pytest.approx(5)
     assert found(queue("q", who(ENGINE, activity, since=0.5), reader)) == []
+
+
+def test_only_a_reader_that_has_waited_costs_a_second_look() -> None:
+    """A busy writer is copying at most moments."""
+    writer = who(ENGINE, "copying", since=0)
+    for ago, is_needed in ((0.1, False), (5, True)):
+        reader = who(FIRST, "waiting", rank=0, ago=ago)
+        assert needs_second_look([queue("q", writer, reader)], AFTER, NOW) == is_needed
+    assert not needs_second_look([queue("q", writer, who(FIRST, rank=0))], AFTER, NOW)
 
 
 def test_two_writers_that_wait_for_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from memlane._base import blame, processes
 from memlane._base.blame import Facts, role_name
@@ -19,8 +20,8 @@ def stuck(after: float = 1.0) -> list[Wait]:
     somebody else. A reader of an idle queue is not stuck; one of a stopped writer is, and one that
     waits for the answer to a request (`MessageQueue.answers`).
 
-    One look: the segments say since when a wait lasts. While a message is being copied into a queue
-    they do not, so then a second look follows `after` seconds later.
+    One look: the segments say since when a wait lasts. Of a message that is being copied in they do
+    not, so if a reader has waited for so long, a second look follows `after` seconds later.
 
     Raises:
         InvalidArgument: `after` is negative or not a number.
@@ -30,10 +31,20 @@ def stuck(after: float = 1.0) -> list[Wait]:
         raise InvalidArgument(f"after must be a number of seconds, not {after!r}")
     known = Known()
     seen = _segments(known)
-    if any(each.participants and each.participants[0].activity == "copying" for each in seen):
+    if needs_second_look(seen, after, time.monotonic()):
         time.sleep(after)
         seen = _segments(known)
     return seen_waits(seen, after)
+
+
+def needs_second_look(segments: Iterable[Segment], after: float, now: float) -> bool:
+    """Whether a reader has waited for long for a message that is being copied in."""
+    return any(
+        reader.activity == "waiting" and now - (reader.last_progress or now) >= after
+        for segment in segments
+        if segment.participants and segment.participants[0].activity == "copying"
+        for reader in segment.participants[1:]
+    )
 
 
 def _segments(known: Known) -> list[Segment]:
