@@ -1135,6 +1135,18 @@ def test_a_flush_says_that_a_tier_has_failed(warnings: Callable[[], list[str]]) 
     assert "a tier chain was closed before every block of its pool was stored" in warnings()
 
 
+def test_a_flush_of_a_chain_that_only_reads(
+    tmp_path: Path, warnings: Callable[[], list[str]]
+) -> None:
+    """There is nothing to store, so it ends at once, as `close` does."""
+    with engine(lambda rows: [ReplicaTier(tmp_path, rows)], blocks=8, spare=2) as one:
+        one.compute(*range(6))
+        assert one.chain.flush(0)
+        assert one.pool.statistics().pinned == 0
+        one.chain.close(0)
+    assert warnings() == []
+
+
 @pytest.mark.parametrize("how", ["close", "exception"])
 def test_an_end_without_storing(how: str) -> None:
     with contextlib.suppress(ZeroDivisionError), in_memory(blocks=8, spare=2) as (one, tier):

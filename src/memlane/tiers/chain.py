@@ -468,6 +468,8 @@ class TierChain:
     def _flush(self, deadline: Deadline) -> bool:
         flush, first = Flush(), 0
         links = [link for link in self._moves.links if not link.is_read_only]
+        if not links:
+            return True
         while self._wait(lambda: len(self._moves.flushing(flush)) < 2 * len(links), deadline):
             with self._lock:
                 pinned, blocks, first = self._moves.backing.pin_stored(first, AT_A_TIME)
