@@ -220,6 +220,23 @@ void refusals() {
     CHECK(!medium.is_distrusted() && medium.next(now + 1000 * second) == Trial::none);
 }
 
+// The medium takes what it then cannot read: the slots come back, but less and less often.
+void refused_reads() {
+    constexpr auto second = memlane::os::kSecond;
+    using Trial = Refusals::Trial;
+    Refusals medium;
+    memlane::os::Nanoseconds now = 0;
+    for (const int wait : {1, 2, 4, 8, 16, 32, 60, 60}) {
+        medium.read_refused(now);
+        medium.read_refused(now + second / 2);
+        CHECK(medium.next(now + wait * second - 1) == Trial::none);
+        now += wait * second;
+        CHECK(medium.next(now) == Trial::retired && !medium.is_distrusted());
+        medium.succeeded(true);
+        CHECK(medium.next(now + 1000 * second) == Trial::none);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -230,5 +247,6 @@ int main() {
     refused_blocks_are_retired();
     pinned_blocks_are_not_used();
     refusals();
+    refused_reads();
     return 0;
 }

@@ -324,7 +324,7 @@ private:
             const Direction direction = job.is_store ? Direction::store : Direction::load;
             ++counts_.refused[{direction, fault.error}];
             pool_.retire(slot);
-            if (!job.is_store) return;
+            if (!job.is_store) return refusals_.read_refused(os::monotonic_now());
             last_refusal_ = fault;
             if (refusals_.refused(was_refused, os::monotonic_now())) pool_.retire_free();
         } else if (fault.kind == Fault::Kind::none && job.is_store) {

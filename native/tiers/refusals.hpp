@@ -1,6 +1,7 @@
 // What a tier risks after its medium has refused a write. Pure: takes the time; the slots themselves are the pool's.
 //
 //   a slot that was refused       is retired: others are used instead
+//   a read that was refused       retires a slot as well; all are back once a trial succeeds, so its first trial is later each time
 //   a trial                       one retired slot is used again, after a second, then two, four, up to a minute
 //   a trial that succeeds         brings back all retired slots
 //   a medium that refuses all     costs at most kCredit blocks, then one in kVictims trials: what is evicted for a store that is
@@ -32,6 +33,13 @@ public:
         return credit_ > 0 && --credit_ == 0;
     }
 
+    // A slot was retired because of a read, which costs no trust in writes.
+    void read_refused(os::Nanoseconds now) noexcept {
+        if (next_ != kNever) return;
+        next_ = now + read_wait_;
+        read_wait_ = std::min(2 * read_wait_, kLongest);
+    }
+
     enum class Trial : std::uint8_t { none, retired, victim };
     // What to try besides, in a store now. Call it only if it will be tried.
     Trial next(os::Nanoseconds now) noexcept {
@@ -49,6 +57,7 @@ private:
     std::uint32_t credit_ = kCredit;
     std::uint32_t trials_ = 0;
     os::Nanoseconds wait_ = kShortest;
+    os::Nanoseconds read_wait_ = kShortest;  // until the first trial after the next read that is refused
     os::Nanoseconds next_ = kNever;  // trial
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import logging
 import os
 import random
@@ -268,6 +269,26 @@ def failing_reads(_link: Link, folder: Path) -> None:
 def test_reads_that_fail(tmp_path: Path) -> None:
     """A miss for that key alone, which is not found any more."""
     start(failing_reads, tmp_path / "kv", method="spawn", command=preloaded()).result()
+
+
+def unread_slots(_link: Link, folder: Path) -> None:
+    """Role: one read fails, and no write does."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        assert store(tier, rows, 0)
+        with calls().failing(Fault("load", 1, "pread", errno.EIO))("load"):
+            assert not wait_for(tier, tier.load([key(0)], [1])).ok[0]
+        until(lambda: tier.statistics().retired == 1, "the slot is set aside")
+        numbers = itertools.count(1)
+        until(
+            lambda: store(tier, rows, next(numbers)) and tier.statistics().retired == 0,
+            "it is used again",
+        )
+
+
+def test_a_slot_that_refused_a_read_is_tried_again(tmp_path: Path) -> None:
+    """Otherwise a disk that stumbles while it is read loses capacity until a restart."""
+    start(unread_slots, tmp_path / "kv", method="spawn", command=preloaded()).result()
 
 
 def stalled(_link: Link, folder: Path, call: str) -> None:
