@@ -75,8 +75,20 @@ class Handler:
         raise Alarm
 
 
+def restoring(number: int, _frame: object) -> None:
+    """Raises after it has restored the default, so that it is not installed any more."""
+    signal.signal(number, signal.SIG_DFL)
+    raise Alarm
+
+
+class Wrapper(Handler):
+    func = None  # as a partial has, but for something else
+
+
 HANDLERS: dict[str, Callable[..., Any]] = {
     "object": Handler(),
+    "restoring": restoring,
+    "wrapper": Wrapper(),
     "method": Handler().method,
     "partial": functools.partial(Handler.method, Handler()),
 }
@@ -88,7 +100,8 @@ CONTENTS = {"small": 1, "stream": bytes(1 << 20), "array": np.ones(1 << 17)}
 @pytest.mark.parametrize("is_remote", [False, True], ids=["here", "elsewhere"])
 def test_a_handler_s_error_loses_no_message(is_remote: bool, content: str, handler: str) -> None:
     """The next call returns it. Fails without the guard: an ordinary exception that a handler
-    raised during decoding counted as the message's."""
+    raised during decoding counted as the message's, or only that of a handler that has restored
+    the former one."""
     former = signal.signal(signal.SIGUSR1, HANDLERS[handler])
     try:
         with remote_queue() if is_remote else queue_of() as (writer, (reader,)):

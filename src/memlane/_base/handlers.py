@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from itertools import pairwise
+from types import FrameType, TracebackType
 
-from memlane._importing import fork_waits
+_VARARGS = 4  # inspect.CO_VARARGS, without importing all of inspect
 
 
 def raised_by_handler(trace: TracebackType | None) -> bool:
-    """Returns whether a signal handler that is installed now is in the traceback.
+    """Returns whether a call of a signal handler is in the traceback.
 
     Python runs handlers between any two instructions, so their errors look like those of the code
     that they interrupted.
     """
-    with fork_waits:
-        import signal
-
-    handlers = [signal.getsignal(number) for number in range(1, signal.NSIG)]
-    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
     while trace is not None:
-        if trace.tb_frame.f_code in codes:
+        if _is_handler(trace.tb_frame):
             return True
         trace = trace.tb_next
     return False
 
 
-def _code_of(handler: object) -> object:
-    """The code of a function, a method, a partial, or an object that can be called."""
-    handler = getattr(handler, "func", handler)
-    if callable(handler) and not hasattr(handler, "__code__"):
-        handler = handler.__call__
-    return getattr(handler, "__code__", None)
+def _is_handler(frame: FrameType) -> bool:
+    """Whether it got what Python gives to handlers: a number, and the interrupted frame, which is
+    its caller. Which handlers are installed says less: many restore the former one and raise.
+    """
+    code = frame.f_code
+    count = code.co_argcount
+    given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    if code.co_flags & _VARARGS:
+        given += frame.f_locals.get(code.co_varnames[count + code.co_kwonlyargcount], ())
+    return frame.f_back is not None and any(
+        isinstance(number, int) and interrupted is frame.f_back
+        for number, interrupted in pairwise(given)
+    )
