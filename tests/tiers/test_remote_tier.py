@@ -1,6 +1,7 @@
 """Requests, orders and errors of tiers on servers, on a server that is a dictionary."""
 
 import contextlib
+import errno
 import logging
 import select
 import threading
@@ -196,8 +197,9 @@ def test_refusals_are_no_outage() -> None:
     with tier_in_memory(rows_of(1), Refuses) as tier:
         assert tier.has([key(0)]) == [None]
         until(lambda: tier.has([key(0)]) == [False], "answered")
-        with pytest.raises(SystemFault, match="cannot clear blocks: not today"):
+        with pytest.raises(SystemFault, match="cannot clear blocks: not today") as refused:
             tier.clear()
+        assert refused.value.errno == errno.EIO  # it has answered
         assert not tier.statistics().stalled
         assert store(tier, 0).ok.all()
 

@@ -391,6 +391,7 @@ class Dispatcher:
                 self._answers.clear(now)
             for digest in order.digests:
                 self._answers.learn(digest, False, now)
+        order.is_refused = batch.unanswered is None and batch.refused is not None
         order.error = error
         order.ended.put(None)
 

@@ -74,6 +74,7 @@ class Order(Awaited):
     digests: list[bytes]
     deadline: float
     waits_for: set[Ticket] = field(default_factory=set)  # stores that have not ended
+    is_refused: bool = False  # the error is the server's answer
 
 
 @dataclass(eq=False)

@@ -166,7 +166,8 @@ class RemoteTier(Tier):
         self._dispatcher.submit(order)
         error = order.error if order.wait(deadline.left(3600)) else LATE
         if error is not None:
-            raise system_fault(errno.ETIMEDOUT, f"{self.what} cannot {kind} blocks: {error}")
+            number = errno.EIO if order.is_refused else errno.ETIMEDOUT
+            raise system_fault(number, f"{self.what} cannot {kind} blocks: {error}")
         self._check_open()
 
     def _check_open(self) -> None:
