@@ -1,4 +1,7 @@
-"""memlane's disk tier in the places of vLLM's example tier and file tier, for vLLM's own tests."""
+"""memlane's disk tier in the places of vLLM's example tier and file tier, for vLLM's own tests.
+
+These wait for jobs by `drain_jobs`, which vLLM only calls to reset its caches, and keep the blocks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class ExampleTier(DiskTier):
         if not isinstance(primary_kv_view, memoryview):  # a mock
             primary_kv_view = memoryview(np.zeros((5, 16), np.int8))
         self._folder = TemporaryDirectory()
-        own = {"path": self._folder.name, "capacity": "1MiB"}
+        own = {"path": self._folder.name, "capacity": "1MiB", "on_reset": "keep"}
         super().__init__(SPEC, primary_kv_view, tier_type, backpressure_detector, **own)
         self.completed_jobs: list[JobResult] = []
         self.chunks = Chunks(self)
@@ -77,7 +80,7 @@ class FileTier(DiskTier):
     def __init__(
         self, root_dir: str, n_read_threads: int = 1, n_write_threads: int = 1, **given: Any
     ) -> None:
-        super().__init__(path=root_dir, capacity="32MiB", **given)
+        super().__init__(path=root_dir, capacity="32MiB", on_reset="keep", **given)
         self._lookup_manager = SimpleNamespace(
             _pending_results=SimpleNamespace(empty=lambda: False)
         )
