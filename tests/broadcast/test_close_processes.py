@@ -99,7 +99,7 @@ def test_when_every_reader_has_closed(
             writer.enqueue(number)
     (record,) = said_of_nobody(caplog)
     assert (record.name, record.levelname) == ("memlane", "WARNING")
-    assert f"(pid {os.getpid()}) sends to nobody: reader 0, reader 1 closed" in record.getMessage()
+    assert f"(pid {os.getpid()}) sends to nobody: reader 0, reader 1 left" in record.getMessage()
 
 
 @pytest.mark.parametrize(("n_local", "n_remote"), [(1, 0), (0, 1)])

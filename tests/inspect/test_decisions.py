@@ -249,6 +249,13 @@ def test_a_start_is_no_stall() -> None:
     assert wait.is_start
 
 
+def test_a_full_ring_of_one_process_is_no_deadlock() -> None:
+    """Its ends are threads, and none of them may wait at all."""
+    ends = who(ENGINE, sent=4, ago=30), who(ENGINE, rank=0, behind=4, ago=30)
+    (wait,) = found(queue("own", *ends, unread=(0,)))
+    assert not wait.is_deadlock
+
+
 def thread(*frames: str, is_main: bool = True) -> Thread:
     calls = []
     for text in frames:

@@ -438,6 +438,8 @@ def test_what_observers_see_of_a_send(run: Callable[[Any], Any]) -> None:
         assert (wait.waiter.role, wait.reason) == ("writer", "no free chunk")
         local.dequeue()
         await waiting
+        for _ in range(4):
+            local.dequeue()
         assert not [each for each in looking.stuck(0.0) if each.segment == name]
         assert writer.statistics().waits == before + 1
 

@@ -350,8 +350,8 @@ def deserted(ranks: Sequence[int], seconds: float) -> str:
     """The line about a writer whose readers, of these ranks, have all left so long ago."""
     names = names_of([f"reader {rank}" for rank in ranks])
     return (
-        f"the writer (pid {os.getpid()}) sends to nobody: {names} closed or were released, the "
-        f"last {seconds:.1f} s ago; close() the queue"
+        f"the writer (pid {os.getpid()}) sends to nobody: {names} left (closed or "
+        f"released), the last {seconds:.1f} s ago; close() the queue"
     )
 
 

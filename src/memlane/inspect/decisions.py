@@ -290,7 +290,13 @@ def _worded(
     facts = tuple(fact for _, fact in seen)
     waiter = process_of(each.waiter)
     first = process_of(seen[0][0]) if seen else None
-    is_deadlock = waiter is not None and first is not None and waiter in reached.get(first, ())
+    # Both ends of one process are no deadlock: they are threads, of which nothing is known here.
+    is_deadlock = (
+        waiter is not None
+        and first is not None
+        and first != waiter
+        and waiter in reached.get(first, ())
+    )
     cannot_run = bool(facts) and suspicion(facts[0])[0] <= _CANNOT_RUN
     wait = Wait(
         each.segment.name,
