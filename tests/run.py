@@ -33,37 +33,49 @@ WORK = ROOT / "build/tests"
 LAST_RUN = WORK / "seconds.json"  # by file
 NATIVE = "native"
 OTHERS = ("fresh", "gpu")  # folders with targets of their own
-BATCH = 20.0
+BATCH = 15.0
 """Seconds that the files of a group take together; one that takes longer is alone."""
 SILENT = 900.0
 """Seconds without output after which a group hangs; a test's own deadline is 600."""
 USUAL = 2.0
 """Seconds of a file that has not run here, unless it is one of these."""
 LONG = {
-    NATIVE: 100.0,
-    "tests/base/test_failing_calls.py": 100.0,
-    "tests/cli/test_command_line.py": 30.0,
-    "tests/cli/test_export.py": 60.0,
-    "tests/crash/test_every_point.py": 120.0,
-    "tests/engines/test_sglang.py": 40.0,
-    "tests/engines/test_vllm.py": 40.0,
+    NATIVE: 120.0,
+    "tests/base/test_failing_calls.py": 65.0,
+    "tests/base/test_full_shm.py": 20.0,
+    "tests/base/test_timeout_rule.py": 10.0,
+    "tests/cli/test_command_line.py": 20.0,
+    "tests/cli/test_export.py": 20.0,
+    "tests/crash/test_every_point.py": 75.0,
+    "tests/docs/test_examples.py": 15.0,
+    "tests/engines/test_sglang.py": 45.0,
+    "tests/engines/test_stuck_in_engines.py": 10.0,
+    "tests/engines/test_vllm.py": 130.0,
     "tests/engines/test_vllm_own.py": 40.0,
-    "tests/examples/test_ending.py": 30.0,
+    "tests/engines/test_vllm_region.py": 90.0,
+    "tests/engines/test_vllm_remote_tiers.py": 30.0,
+    "tests/engines/test_vllm_store.py": 20.0,
+    "tests/engines/test_vllm_tiers.py": 25.0,
+    "tests/examples/test_ending.py": 35.0,
     "tests/examples/test_engine.py": 30.0,
-    "tests/examples/test_hosts.py": 30.0,
-    "tests/examples/test_offload.py": 30.0,
-    "tests/fuzz/test_targets.py": 50.0,
-    "tests/house/test_checkers.py": 40.0,
-    "tests/sessions/test_sessions.py": 40.0,
-    "tests/store/test_closed_inside.py": 25.0,
-    "tests/store/test_serde_round_trip.py": 25.0,
-    "tests/tiers/test_block_pool.py": 25.0,
-    "tests/tiers/test_disk_tier_faults.py": 30.0,
+    "tests/examples/test_hosts.py": 20.0,
+    "tests/examples/test_live.py": 25.0,
+    "tests/examples/test_offload.py": 35.0,
+    "tests/fuzz/test_targets.py": 20.0,
+    "tests/inspect/test_same_words.py": 20.0,
+    "tests/inspect/test_usual_hangs.py": 15.0,
+    "tests/network/test_awaiting.py": 25.0,
+    "tests/network/test_deaths.py": 15.0,
+    "tests/network/test_relay_hosts.py": 10.0,
+    "tests/network/test_replaced.py": 15.0,
+    "tests/sessions/test_sessions.py": 20.0,
+    "tests/store/test_serde_round_trip.py": 15.0,
+    "tests/tiers/test_disk_tier.py": 15.0,
+    "tests/tiers/test_disk_tier_faults.py": 15.0,
     "tests/tiers/test_mooncake_tier.py": 40.0,
-    "tests/tiers/test_object_tier.py": 30.0,
-    "tests/tiers/test_policies.py": 25.0,
-    "tests/tiers/test_redis_tier.py": 50.0,
-    "tests/tiers/test_tier_chain.py": 30.0,
+    "tests/tiers/test_object_tier.py": 25.0,
+    "tests/tiers/test_redis_tier.py": 20.0,
+    "tests/tiers/test_tier_chain.py": 20.0,
 }
 
 
