@@ -293,9 +293,9 @@ def test_clear_is_of_the_namespace(server: RedisServer) -> None:
 class Liar:
     """A server that says the same to every command."""
 
-    def __init__(self, *answers: bytes) -> None:
+    def __init__(self, *answers: bytes, info: bytes = b"-ERR unknown command\r\n") -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self._answers = answers
+        self._answers, self._info = answers, info
         self.port = self._socket.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -316,7 +316,7 @@ class Liar:
                     elif line == b"EXISTS":  # the question of the constructor
                         connection.sendall(b":0\r\n")
                     elif line == b"INFO":
-                        connection.sendall(b"-ERR unknown command\r\n")
+                        connection.sendall(self._info)
                     elif line in (b"GET", b"SET"):
                         connection.sendall(self._answers[0])
                         if len(self._answers) > 1:
@@ -352,6 +352,17 @@ def test_a_server_that_is_none(answers: tuple[bytes, ...]) -> None:
             assert (rows == 7).all()
             tier.store([key(1)], [1])
             assert tier.drain(PATIENCE)
+    finally:
+        liar.close()
+
+
+@pytest.mark.parametrize("info", [b"$-1\r\n", b":5\r\n", b"*0\r\n"])
+def test_a_server_whose_facts_are_no_text(info: bytes) -> None:
+    """A proxy may answer INFO by anything: it is used as one that lacks the command."""
+    liar = Liar(b"$-1\r\n", info=info)
+    try:
+        with RedisTier(f"redis://127.0.0.1:{liar.port}", rows_of(1)) as tier:
+            assert load(tier, 0).error is None
     finally:
         liar.close()
 

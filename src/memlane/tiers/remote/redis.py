@@ -184,7 +184,8 @@ class _Connection(Transport):
             mode = b"cluster"
         else:
             about = self._control(deadline, b"INFO", b"server")
-            found = re.search(rb"(?:redis|server)_mode:(\w+)", about)
+            lines = about if isinstance(about, bytes) else b""
+            found = re.search(rb"(?:redis|server)_mode:(\w+)", lines)
             mode = b"" if found is None else found[1]
         if mode == b"cluster":
             raise Unsupported(
