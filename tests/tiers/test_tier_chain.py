@@ -35,7 +35,7 @@ from memlane.tiers.conformance import content, key
 from memlane.tiers.pool import PolicyName
 from memlane.tiers.tier import CHANGED, Done
 from memlane.tiers.waiting import Outage
-from tests.support import PATIENCE, assert_in_time, until
+from tests.support import PATIENCE, Aside, assert_in_time, until
 from tests.support.lying_tiers import MemoryTier
 from tests.support.missing import package
 from tests.support.redis_servers import REFUSAL, RedisServer
@@ -1145,6 +1145,23 @@ def test_a_flush_of_a_chain_that_only_reads(
         assert one.pool.statistics().pinned == 0
         one.chain.close(0)
     assert warnings() == []
+
+
+def test_a_flush_ends_when_another_thread_closes_the_chain() -> None:
+    """The rows are the caller's from then on: no store of them begins."""
+    with in_memory(blocks=300, spare=2) as (one, tier):
+        one.compute(*range(290))
+        tier.is_silent = True
+        flush = Aside(lambda: one.chain.flush())
+        until(lambda: len(tier.asked) == 2, "it waits")
+        with pytest.raises(TimedOut):
+            one.chain.close(0, store=False)
+        tier.is_silent = False
+        tier.speak()
+        assert not flush.result()
+        one.chain.close()
+        assert len(tier.asked) == 2
+        assert one.pool.statistics().pinned == 0
 
 
 @pytest.mark.parametrize("how", ["close", "exception"])

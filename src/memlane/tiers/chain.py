@@ -335,8 +335,8 @@ class TierChain:
                 deadlines.
 
         Returns:
-            False if not all were stored: the time was too short, or a tier failed. A block that a
-            tier declines or evicts counts as stored.
+            False if not all were stored: the time was too short, a tier failed, or another thread
+            has closed the chain. A block that a tier declines or evicts counts as stored.
 
         Raises:
             InvalidType, InvalidArgument: `timeout` is no number.
@@ -367,7 +367,7 @@ class TierChain:
         if self._is_closed or os.getpid() != self._pid:
             return
         stores = store and not self._moves.is_closing and not self._is_interrupted
-        if stores and not self._flush(deadline):
+        if stores and not self._flush(deadline) and not self._moves.is_closing:
             warn("a tier chain was closed before every block of its pool was stored")
         with self._lock:
             self._moves.is_closing = True
@@ -460,10 +460,11 @@ class TierChain:
         is_interrupted = self._is_interrupted
         self._advance(self._moves.at_work())
         with self._lock:
+            may_store = not (is_interrupted or self._moves.is_closing)
             if not is_interrupted:
                 self._moves.revoke_loads({*keys})
             # What is evicted in the middle of another change is lost, and spare later.
-            return self._moves.reserve(keys, None if is_interrupted else time.monotonic())
+            return self._moves.reserve(keys, time.monotonic() if may_store else None)
 
     def _flush(self, deadline: Deadline) -> bool:
         flush, first = Flush(), 0
@@ -472,6 +473,9 @@ class TierChain:
             return True
         while self._wait(lambda: len(self._moves.flushing(flush)) < 2 * len(links), deadline):
             with self._lock:
+                if self._moves.is_closing:  # by another thread: the rows may be the caller's
+                    flush.has_failed = True
+                    break
                 pinned, blocks, first = self._moves.backing.pin_stored(first, AT_A_TIME)
                 if not blocks:
                     break
@@ -480,11 +484,11 @@ class TierChain:
                 for link in links:
                     flush.has_failed |= not self._moves.store(link, wanted, now, flush, pinned)
         is_in_time = self._wait(lambda: not self._moves.flushing(flush), deadline)
-        return is_in_time and not blocks and not flush.has_failed
+        return is_in_time and not flush.has_failed and not blocks
 
     def _begin(self, keys: list[bytes], links: list[Link]) -> list[bytes]:
         """As `_load_run`, but nothing in the middle of another change."""
-        if self._is_interrupted or self._moves.is_closing:
+        if self._is_interrupted:
             return []
         with self._lock:
             return self._moves.load_run(keys, links, time.monotonic())

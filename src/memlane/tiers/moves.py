@@ -293,7 +293,10 @@ class Moves:
 
     def load_run(self, keys: list[bytes], links: list[Link], now: float) -> list[bytes]:
         """Begins to load what is missing of the leading run of keys that are in the pool, on their
-        way to it, or perhaps in one of these tiers. Returns that run."""
+        way to it, or perhaps in one of these tiers. Returns that run, or
+        nothing while the chain is being closed."""
+        if self.is_closing:
+            return []
         loading = self.loading()
         stored = {key for key, is_there in zip(keys, self._pool.has(keys), strict=True) if is_there}
         coming = loading | stored
