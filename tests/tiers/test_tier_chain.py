@@ -674,6 +674,22 @@ def test_the_rows_are_free_afterwards(tmp_path: Path) -> None:
     memory.extend(b"x")  # a BufferError while somebody refers to it
 
 
+def test_a_close_that_is_interrupted_is_done_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    chain = TierChain(BlockPool(8, "lru"), rows, [MemoryTier(rows)], spare=2)
+    with monkeypatch.context() as interrupted:
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        interrupted.setattr(chain._moves, "release_memory", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            chain.close()
+    chain.close()
+    assert chain._ready.closed
+    assert chain._moves._memory.size == 0
+
+
 def test_bad_arguments() -> None:
     rows = np.zeros((8, ROW), np.uint8)
     pool = BlockPool(8, "lru")

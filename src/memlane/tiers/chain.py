@@ -377,9 +377,9 @@ class TierChain:
         with self._lock:
             if not self._is_closed:
                 self._moves.reclaim()
-                self._is_closed = True
                 self._moves.release_memory()
                 self._ready.close()
+                self._is_closed = True  # last: an interrupted call is done by the next
 
     def __enter__(self) -> Self:
         return self
