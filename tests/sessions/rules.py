@@ -1169,6 +1169,40 @@ def a_released_place_is_closed() -> None:
 
 
 @example
+def a_released_place_that_another_rank_is_given() -> None:
+    """With a new key, and only if no message is gone and its reader never attached."""
+    tickets: list[int] = []
+    made = World([0, 1], relay=False)
+    made.cut(1, "up")
+    made.advance(0.1)
+    made.writer.release(1, made.now)
+    assert made.writer.keep_place(1, made.now, tickets.append) == 1
+    assert made.peers[1].life is Life.CLOSED
+    assert made.writer.keep_place(7, made.now, tickets.append) == 1
+    assert tickets == [3]
+    made.send()
+    for ticket, life in ((1, Life.FREE), (3, Life.RUNNING)):
+        hello = hello_of(made.readers[1], rank=7, session=b"another")
+        made.writer.heard(b"7", hello, made.now, ticket, "somewhere")
+        assert made.peers[1].life is life
+    assert made.peers[1].rank == 7
+    assert made.peers[1].cursor == (0, 0)
+
+    for has_attached in (False, True):
+        made = world(0, 1) if has_attached else World([0, 1], relay=False)
+        if has_attached:
+            made.kill(made.readers[1])
+            while not made.writer.has_dead():
+                made.advance()
+        made.writer.release(1, made.now)
+        if not has_attached:
+            made.send()
+        with contextlib.suppress(InvalidArgument):
+            made.writer.keep_place(7, made.now, tickets.append)
+        assert (made.peers[1].rank, made.peers[1].life) == (1, Life.CLOSED)
+
+
+@example
 def a_place_that_another_process_takes() -> None:
     """From the next message on; whoever has the old key, on whichever connection, is told so, and
     changes nothing."""
@@ -1567,6 +1601,14 @@ RULES = [
          "self._reject(route)  # its", "pass  # its"),
     Rule("a place that was readmitted has another key", "a_place_that_another_process_takes", W,
          "_greet", "if ticket != self._ticket_of(peer):", "if False:"),
+    Rule("a place whose reader has read is no other rank's",
+         "a_released_place_that_another_rank_is_given", Places, "spare_for",
+         " and not peer.session", ""),
+    Rule("a place whose messages are gone is no other rank's",
+         "a_released_place_that_another_rank_is_given", W, "keep_place",
+         "spare.first == self._outbox.next", "True"),
+    Rule("a released rank has no handle again", "a_released_place_that_another_rank_is_given",
+         Places, "spare_for", "peer.rank == rank or (", "("),
     Rule("an old key gives nobody more time", "a_place_that_another_process_takes", W,
          "authenticated", "if ticket == self._ticket_of(peer):", "if True:"),
     Rule("a new reader begins where its writer says", "a_replacement_whose_welcome_is_lost", R,

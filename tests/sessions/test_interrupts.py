@@ -164,3 +164,21 @@ def test_readers_of_one_host_that_an_interrupted_writer_greets() -> None:
         with _raising(moment):
             world.write()
         world.settle()
+
+
+def test_a_released_place_that_another_rank_is_given() -> None:
+    """At whatever moment of that call: the place is the other rank's, or nobody waits for it."""
+    was_interrupted = False
+    for moment in range(1, 60):
+        world = Interrupted([0])
+        world.writer.release(0, world.now)
+        try:
+            with _raising(moment):
+                world.writer.keep_place(7, world.now, lambda _ticket: None)
+        except Alarm:
+            was_interrupted = True
+            if world.peers[0].rank != 7:
+                assert not world.writer.count_absent()
+        world.writer.keep_place(7, world.now, lambda _ticket: None)
+        assert (world.peers[0].rank, world.writer.count_absent()) == (7, 1)
+    assert was_interrupted

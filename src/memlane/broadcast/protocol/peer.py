@@ -135,13 +135,13 @@ class Peer:
         """Keeps the place for that rank from now on; None: for no rank."""
         self.rank, self.is_unshared = rank, is_unshared or self.is_unshared
 
-    def successor(self, sequence: int, nbytes: int, now: float) -> Peer:
-        """The next reader of this place: alone on its host, and with another key. `nbytes` bytes
-        come before its first message, `sequence`."""
+    def successor(self, rank: int, sequence: int, nbytes: int, now: float) -> Peer:
+        """The next reader of this place, `rank`: alone on its host, and with another key. `nbytes`
+        bytes come before its first message, `sequence`."""
         # Where nobody waits for it, its first message is known when it attaches.
         new = Peer(self.place, self.usual_rank, self.comes_late, self.generation + 1)
         new.life = self.life
-        new.keep_for(self.rank, is_unshared=True)
+        new.keep_for(rank, is_unshared=True)
         new.begin_at(sequence, nbytes)
         new.apply(Event.READMITTED, now)
         return new

@@ -579,10 +579,10 @@ class WriterSession:
     def readmit(self, rank: int, now: float, renew: Callable[[int], None]) -> None:
         """Another process may take the place of that reader, from the next message on. First calls
         `renew` with the ticket of its key; until that returns, nothing changes."""
-        self._reopen(self._places.ended(rank), now, renew)
+        self._reopen(self._places.ended(rank), rank, now, renew)
 
-    def _reopen(self, old: Peer, now: float, renew: Callable[[int], None]) -> None:
-        new = old.successor(self._outbox.next, self._outbox.bytes, now)
+    def _reopen(self, old: Peer, rank: int, now: float, renew: Callable[[int], None]) -> None:
+        new = old.successor(rank, self._outbox.next, self._outbox.bytes, now)
         renew(self._ticket_of(new))
         self._places.readmit(old, new)
 
@@ -631,8 +631,8 @@ class WriterSession:
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
         spare = self._places.spare_for(rank)
         if spare is not None and spare.first == self._outbox.next:
-            self._reopen(spare, now, renew)
-            self._places.peers[spare.place].keep_for(None)
+            self._reopen(spare, rank, now, renew)
+            return spare.place
         peer = self._places.kept_for(rank)
         peer.keep_for(rank, is_unshared=is_unshared)
         return peer.place
