@@ -818,6 +818,27 @@ def test_a_handler_that_calls_the_chain() -> None:
         assert one.find(3, timeout=0) == 1
 
 
+def test_a_close_in_the_middle_of_a_call_is_not_the_end() -> None:
+    """What it interrupts may be about to begin a store: the rows are not the caller's yet."""
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        one.compute(*range(6))
+        ends: list[str] = []
+
+        def close_and_deny(_: bytes) -> bool:
+            if not ends:
+                with pytest.raises(TimedOut, match="close it again"):
+                    one.chain.close()
+                ends.append("refused")
+            return False
+
+        tier.knows = close_and_deny
+        assert one.compute(6) == [6]
+        assert ends == ["refused"]
+        one.chain.close()
+        with pytest.raises(Closed):
+            one.chain.poll()
+
+
 def test_new_weights_while_another_thread_works() -> None:
     """It would load an old block from one tier, and evict it to another that is empty already."""
     with in_memory(blocks=8, spare=2, tiers=2) as (one, first, second):

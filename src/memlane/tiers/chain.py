@@ -359,19 +359,24 @@ class TierChain:
             store: False: the blocks of the pool are not stored, only what was evicted before.
 
         Raises:
-            TimedOut: something is still under way; the rows must stay. Nothing is stored or loaded
-                any more; close it again.
+            TimedOut: something is still under way, or a signal's handler has called it in the
+                middle of another call; the rows must stay. Nothing else is stored or loaded any
+                more; close it again.
             InvalidType, InvalidArgument: `timeout` is no number.
         """
         deadline = Deadline(timeout)
         if self._is_closed or os.getpid() != self._pid:
             return
-        stores = store and not self._moves.is_closing and not self._is_interrupted
+        is_interrupted = self._is_interrupted
+        stores = store and not self._moves.is_closing and not is_interrupted
         if stores and not self._flush(deadline) and not self._moves.is_closing:
             warn("a tier chain was closed before every block of its pool was stored")
         with self._lock:
             self._moves.is_closing = True
             self._moves.backing.end()
+        if is_interrupted:  # what it interrupts may be about to begin a store
+            why = "a tier chain is in the middle of another call of this thread; close it again"
+            raise TimedOut(why, timeout)
         if not self._wait(lambda: not any(link.all_jobs for link in self._moves.links), deadline):
             raise TimedOut("a tier chain has blocks under way; its rows must not be freed", timeout)
         with self._lock:
