@@ -21,6 +21,7 @@ from tests.docs.manual import ROOT, tables
 
 ERRORS = ROOT / "docs/reference/errors.md"
 OPTIONS = ROOT / "docs/reference/options.md"
+GUARANTEES = ROOT / "docs/guarantees.md"
 VERSIONS = ROOT / "docs/reference/versions.md"
 
 
@@ -109,3 +110,15 @@ def test_versions() -> None:
         str(store_handle.FORMAT_VERSION),
         str(_wire.MAGIC[-1]),
     ]
+
+
+def test_every_promise_of_a_call_names_its_test() -> None:
+    """Which exists; a cell without one promises nothing."""
+    rows = tables(GUARANTEES)["When a call is ended"]
+    assert all(len(row) == 5 for row in rows)
+    for cell in (cell for row in rows for cell in row[1:] if cell.strip(" |") != "—"):
+        shown = re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+        assert shown, cell
+        for file, test in shown:
+            source = (ROOT / "tests" / file).read_text()
+            assert f"def {test}(" in source, f"{file} has no {test}"
