@@ -116,7 +116,8 @@ class Backing:
             self._pool = BlockPool(plan.blocks, "lru")
             # What a step fills is saved at once, and evicts as much at once.
             self._chain = TierChain(self._pool, rows, [self._tier], spare=plan.blocks // 4)
-            stack.callback(self._chain.close)
+            # A disk's files have no name: nobody could load what is stored at the end.
+            stack.callback(self._chain.close, store=self._place is not None)
             stack.callback(self.settle)
             self._stack = stack.pop_all()
 

@@ -38,7 +38,7 @@ def pages() -> Iterator[int]:
     """Address space for 0, 1, 2, 4 ... more pages."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     yield now
-    for power in range(16):  # a disk tier has threads, with 8 MiB of stack each
+    for power in range(20):  # threads have 8 MiB of stack each, and 128 MiB of glibc's
         yield now + (resource.getpagesize() << power)
 
 

@@ -42,8 +42,10 @@ def run(
 
 
 def complaints(stderr: str) -> list[str]:
-    """All lines but the remark that a worker, on a busy machine, takes its time to leave."""
-    return [line for line in stderr.splitlines() if not line.startswith("engine: waiting for ")]
+    """All lines but what a busy machine may cause: a worker that takes its time to leave, and a
+    disk that is too slow for all evicted blocks."""
+    usual = ("engine: waiting for ", "a tier chain lost ")
+    return [line for line in stderr.splitlines() if not line.startswith(usual)]
 
 
 def write_prompts(folder: Path, prompts: list[bytes]) -> str:

@@ -369,12 +369,10 @@ def summary(output: str) -> tuple[int, int, float, float]:
 
 @pytest.mark.parametrize("more", [[], ["--region-blocks", "40"], ["--kill-worker", "--restart"]])
 def test_the_demo_pages_through_a_disk(more: list[str]) -> None:
-    """Its files are gone at once, and the tokens are those of a single process. Blocks are lost if
-    the disk is slower than the engine evicts, which is logged."""
+    """Its files are gone at once, and the tokens are those of a single process."""
     finished = run("--tokens", "32", *more)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    lines = complaints(finished.stderr)
-    assert [line for line in lines if not line.startswith("a tier chain lost")] == []
+    assert complaints(finished.stderr) == []
     returned, prefix, out, back = summary(finished.stdout)
     assert min(returned, prefix) > 0
     assert min(out, back) > 0 or more
