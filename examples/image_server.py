@@ -121,6 +121,7 @@ class Worker:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(error)
+                    answer.exception()  # seen, also if its request is being sent, and fails by that
 
 
 @asynccontextmanager
