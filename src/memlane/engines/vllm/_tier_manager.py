@@ -130,7 +130,6 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         self._on_reset = own.pop("on_reset", "clear")
         if self._on_reset not in ("clear", "keep"):
             raise InvalidArgument(f"on_reset must be 'clear' or 'keep', not {self._on_reset!r}")
-        self._resets = 0
         if locality is None:
             locality = self.default_locality
         self.locality = Locality(locality) if locality is not None else None
@@ -214,16 +213,13 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
             self._reset()
 
     def _reset(self) -> None:
-        """Blocks of before are not found any more. The epoch keeps those away that another engine,
-        which is reset later, stores until then in a tier that they share."""
+        """Blocks of before are not found any more, nor what engines that share the tier store with
+        the old weights: nobody else has the epoch."""
         self._failed.clear()
-        self._resets += 1
-        self._tier.set_epoch(self._resets)
+        self._tier.set_epoch(os.urandom(16))
         try:
             self._tier.clear()
         except MemlaneError as error:
-            # An earlier run may have left blocks of this epoch: use one that nobody else has.
-            self._tier.set_epoch(f"{self._resets} {os.urandom(8).hex()}")
             warn("%s could not be emptied, and finds none of its blocks: %s", self.what, error)
 
     def shutdown(self) -> None:
