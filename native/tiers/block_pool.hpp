@@ -189,13 +189,7 @@ public:
         if (block == kNoBlock) return false;
         Admission admission = policy_->admit(key.hash, key.bytes);
         if (admission == Admission::kDeclined) admission = Admission::kNew;
-        try {
-            keys_.set(block, key.bytes);
-            index_.insert(key.hash, block);
-        } catch (...) {  // no memory
-            free(block);
-            throw;
-        }
+        give_key(block, key);
         states_[block] = State::kStored;
         policy_->insert(key.hash, block, admission);
         pins_[block] = 1;
@@ -426,13 +420,7 @@ private:
             block = take_free();
         }
         if (block == kNoBlock) return kNoBlock;
-        try {
-            keys_.set(block, key.bytes);
-            index_.insert(key.hash, block);
-        } catch (...) {  // no memory
-            free(block);
-            throw;
-        }
+        give_key(block, key);
         states_[block] = State::kReserved;
         admissions_[block] = admission;
         ++counts_.reserved;
@@ -483,6 +471,17 @@ private:
         if (states_[block] == State::kReserved) index_.remove(index_.key_of(block));
         --counts_.reserved;
         free(block);
+    }
+
+    // Throws if there is no memory; the block is free again then.
+    void give_key(Block block, const Asked& key) {
+        try {
+            keys_.set(block, key.bytes);
+            index_.insert(key.hash, block);
+        } catch (...) {
+            free(block);
+            throw;
+        }
     }
 
     // kNoBlock: there is none. Those that are pinned are free again once they are not.

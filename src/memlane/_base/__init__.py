@@ -1,4 +1,4 @@
-"""What all systems share and none owns. Each file opens with what may live in it.
+"""The parts that all systems share and none owns. Each file opens with what may live in it.
 
 Native code imports nothing by name: this package gives it what memlane.errors and `arguments` have,
 because they must not import native code; other modules install their functions themselves.

@@ -1,4 +1,4 @@
-"""Who may be to blame for a wait: the facts of a participant, their order, and their sentence.
+"""The blame for a wait: the facts of a participant, their order, and their sentence.
 
 Errors, log lines, `memlane stuck`, the metrics and the live page take all words about a process
 that is waited for from here, so they agree. Pure: callers bring the facts, and the time.
@@ -15,12 +15,12 @@ from memlane._base.naming import names_of
 State = Literal[
     "absent", "running", "stopped", "traced", "frozen", "dead", "closed", "unknown", "lost"
 ]
-"""Of a participant. `traced` and `frozen` are ways of being stopped; `unknown`: alive where /proc
-does not show it; `lost`: on another host, and its connection is gone."""
+"""The state of a participant. `traced` and `frozen` are ways of being stopped; `unknown`: alive
+where /proc does not show it; `lost`: on another host, and its connection is gone."""
 Activity = Literal[
     "elsewhere", "waiting", "attaching", "in_block", "copying", "decoding", "unknown"
 ]
-"""What a participant does in memlane, as its slot says."""
+"""The activity of a participant in memlane, as its slot says."""
 
 CANNOT_RUN = ("stopped", "traced", "frozen")
 VLLM_WORDS = " [No available shared memory broadcast block]"  # users of vLLM search for them
@@ -37,7 +37,7 @@ _ORDER |= {"absent": 2, "lost": 3}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one participant. Durations are in seconds, up to the moment of the look.
+    """The facts of one participant. Durations are in seconds, up to the moment of the look.
 
     Attributes:
         name: `the writer`, or `reader` and its rank.

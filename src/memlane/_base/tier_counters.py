@@ -1,6 +1,7 @@
 """The counters of pools and local tiers: one table, which their segments, `memlane ls` and `top`,
 the metrics and the documentation follow. A new counter is one row here and one field of
-native/tiers/shown_facts.hpp, both at the end."""
+native/tiers/shown_facts.hpp, both at the end, and a field of `PoolStatistics` or `DiskStatistics`.
+"""
 
 from __future__ import annotations
 
