@@ -88,6 +88,10 @@ class FailingCalls:
         scenario(counting)
         return seen
 
+    def is_reached(self) -> bool:
+        """Whether a call that is to fail, or to last, was made since it was armed."""
+        return bool(self._shim.failing_calls_made())
+
     def failing(self, fault: Fault) -> Failing:
         """The argument for a scenario in which that one call fails."""
 

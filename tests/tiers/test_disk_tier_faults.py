@@ -36,12 +36,22 @@ pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before 
 tier_on = partial(any_tier_on, direct=False)  # by pread and pwrite, which can fail here
 STALL = -1  # in place of an errno: native/tests/failing_calls.cpp
 ROW = 4096
+SHORT = 0.5  # seconds: a deadline that passes
 
 
 def store(tier: DiskTier, rows: Any, number: int) -> bool:
     """Whether it was stored."""
     rows[0] = content(number, ROW)
-    return bool(wait_for(tier, tier.store([key(number)], [0])).ok[0])
+    return bool(wait_for(tier, tier.store([key(number)], [0], timeout=PATIENCE)).ok[0])
+
+
+def forgets(tier: DiskTier, *numbers: int) -> bool:
+    """Has it forgotten; False if the disk does not do it in time."""
+    try:
+        tier.forget([key(number) for number in numbers])
+    except SystemFault:
+        return False
+    return True
 
 
 @contextmanager
@@ -299,19 +309,20 @@ def stalled(_link: Link, folder: Path, call: str) -> None:
             assert store(tier, rows, number)
         rows[:] = 0
         with calls().failing(Fault("stall", 1, call, STALL))("stall"):
-            began = time.monotonic()
-            if call == "pread":
-                ticket = tier.load([key(1)], [1], timeout=0.2)
-            else:
-                rows[2] = content(9, ROW)
-                ticket = tier.store([key(9)], [2], timeout=0.2)
-            done = wait_for(tier, ticket)
-            assert not done.ok[0]
-            assert time.monotonic() - began >= 0.2
+            while not calls().is_reached():  # by its deadline; a thread may begin too late
+                began = time.monotonic()
+                if call == "pread":
+                    ticket = tier.load([key(1)], [1], timeout=SHORT)
+                else:
+                    rows[2] = content(9, ROW)
+                    ticket = tier.store([key(9)], [2], timeout=SHORT)
+                done = wait_for(tier, ticket)
+                assert not done.ok[0]
+                assert time.monotonic() - began >= SHORT
             rows[2] = 7  # nobody's any more
-            has = tier.has([key(2)])
-            assert has == [True] or time.monotonic() - began > 1.2  # not yet taken for stalled
-            assert not tier.drain(1.2)
+            has = tier.has([key(2)])  # not yet taken for stalled
+            assert has == [True] or time.monotonic() - began > SHORT + 1
+            assert not tier.drain(SHORT + 1)
             assert tier.statistics().stalled
             assert tier.has([key(2)]) == [False]
             assert not wait_for(tier, tier.load([key(2)], [3])).ok[0]  # at once
@@ -340,6 +351,7 @@ def stalled_leader(_link: Link, folder: Path) -> None:
     with tier_on(folder, rows, capacity=20) as tier:
         with calls().failing(Fault("stall", 1, "pwrite", STALL))("stall"):
             first = tier.store([key(1)], [1], timeout=PATIENCE)
+            until(calls().is_reached, "the disk does not answer")
             began = time.monotonic()
             done = wait_for(tier, tier.store([key(1)], [2], timeout=0.2))
             assert time.monotonic() - began >= 0.2
@@ -416,14 +428,14 @@ def erases_in_vain(_link: Link, folder: Path, what: str) -> None:
                 with pytest.raises(SystemFault, match=f"{folder} does not answer") as caught:
                     tier.clear() if what == "clear" else tier.forget([key(1)])
                 assert caught.value.errno == errno.ETIMEDOUT
+            until(calls().is_reached, "the header is being erased")
             assert tier.has([key(1), key(2)]) == [False, what != "clear"]
             assert not tier.drain(0)
             for number in range(10, 26):  # the slot that is being erased is left alone
-                rows[0] = content(number, ROW)
-                assert wait_for(tier, tier.store([key(number)], [0], timeout=PATIENCE)).ok[0]
+                assert store(tier, rows, number)
             assert all(tier.has([key(number) for number in range(10, 26)]))
         assert tier.drain(PATIENCE)
-        tier.forget([key(1), key(10)])  # which waits for nothing now
+        until(lambda: forgets(tier, 1, 10), "the disk is fast enough for its timeout")
     with tier_on(folder, rows, capacity=20) as tier:
         assert tier.has([key(1), key(2), key(10)]) == [False, what != "clear", False]
         check_all(tier, rows, range(26))

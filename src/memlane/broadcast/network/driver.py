@@ -185,8 +185,10 @@ class NetworkEnd(ABC):
                 "this object was opened in the parent process, before the fork; only close() may "
                 "be called here. Create or attach a new one in the child"
             )
+        if is_left_behind():  # the exit closes its peers, too, which is no death to report
+            raise SystemExit
         if self._closing or self._closed:
-            raise SystemExit if is_left_behind() else Closed("this queue is closed")
+            raise Closed("this queue is closed")
         if self._broken is not None:
             raise MemlaneError(
                 f"internal error in memlane's network thread; please report it: {self._broken!r}"
