@@ -35,8 +35,8 @@ SILENT = {
     "module {__name__!r} has no attribute {name!r}",  # as of any module
     "lazily computed",  # within another text, which is listed whole
     "and no",  # the same
-    "memlane/{store.add(f'memlane/calls/{rank}', 1)}",  # a key
     "/dev/shm/{file_name('engine_id', engine_id, 'vllm_offload_')}",  # a path
+    "the connection to rank 0 ended",  # a part of the text of a death
     "%lx-%lx %4s",  # a format of /proc/self/maps
 }
 

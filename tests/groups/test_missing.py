@@ -4,13 +4,14 @@ import logging
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from memlane.broadcast import grouping
-from memlane.groups import TcpGroup, stores
+from memlane.groups import TcpGroup, members, stores, tcp
 from tests.support import PATIENCE, Aside, Link, assert_in_time, given_time, start, until
 from tests.support.groups import (
     KINDS,
@@ -192,6 +193,52 @@ def test_a_rank_that_died_between_two_calls_is_named_at_once(victim: int) -> Non
         assert text.replace(".pid", "(pid") in said
         assert_in_time(SOON, began, ended)
         other.result()
+
+
+def die_unseen(link: Link, group: TcpGroup, step: str) -> None:
+    """Nobody here can look at this process, as if it were alone on its host."""
+    members.this_process = lambda: members.Process("another host", os.getpid(), 0)
+
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    match step:
+        case "the probe":
+            grouping.ShmRingBuffer = die  # type: ignore[assignment, misc]
+            in_the_same_node_as(group, group.rank, timeout=PATIENCE)
+        case "a broadcast":
+            tcp._packed = die  # type: ignore[assignment]
+            group.broadcast_obj("never", group.rank)
+        case "attaching":
+            grouping.Handle.from_json = die  # type: ignore[assignment, method-assign]
+            create(group, *SMALL, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("step", "call"),
+    [
+        ("the probe", lambda group: in_the_same_node_as(group, 2, timeout=PATIENCE)),
+        ("a broadcast", lambda group: group.broadcast_obj(None, 2, timeout=PATIENCE)),
+        ("attaching", lambda group: create(group, *SMALL, timeout=PATIENCE)),
+    ],
+    ids=["probe", "broadcast", "attaching"],
+)
+def test_a_rank_alone_on_its_host_that_dies_in_a_call_is_named(step: str, call: Any) -> None:
+    """By the end of its connection to rank 0, to all others, on whatever step they are."""
+    with (
+        TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as first,
+        TcpGroup("127.0.0.1", first.port, 1, 3, secret=SECRET) as second,
+    ):
+        peer = start(member, first.port, 2, 3, partial(die_unseen, step=step))
+        calls = [Aside(call, group) for group in (first, second)]
+        assert peer.join() == -signal.SIGKILL
+        died = time.monotonic()
+        for waiting in calls:
+            with pytest.raises(
+                RankMissing, match=r"rank 2 of a group of 3 has died .the connection"
+            ):
+                waiting.result()
+            assert_in_time(1.0, died, waiting.ended)
 
 
 def die_with_probe(link: Link, group: TcpGroup) -> None:

@@ -434,12 +434,32 @@ class _Unanswered(dict[str, bytes]):
     def has(self, key: str) -> bool:
         return False
 
+    def join(self, call: int) -> None: ...
+    def wake(self) -> None: ...
+    def dead(self) -> list[int]:
+        return []
+
 
 def test_who_has_come_but_not_answered_is_missing() -> None:
     """If all have arrived when the missing are determined, the one that owes an answer is named."""
     call = StoreCollectives(_Unanswered(), 0, 2, Deadline(0.0))  # type: ignore[arg-type]
     with pytest.raises(RankMissing, match="waiting for rank 1 of a group of 2"):
         call._take("1/1", 1)
+
+
+def test_a_connection_that_comes_back_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank says again who it is. Fails without that: it was listed as dead."""
+    monkeypatch.setattr(board, "_RECONNECTION", PATIENCE)
+    with groups_of("tcp", 2) as groups:
+        keeper = groups[0]._board
+        waiting = Aside(groups[1].broadcast_obj, None, 0, timeout=PATIENCE)
+        until(lambda: keeper._waiting and keeper._calls, "rank 1 waits")
+        ((route, connection),) = keeper._members.connections.items()
+        keeper._members.descriptors.shut(connection.descriptor)
+        until(lambda: route not in keeper._calls and keeper._calls, "rank 1 is back", PATIENCE / 2)
+        assert not keeper._lost
+        assert groups[0].broadcast_obj("there", 0) == waiting.result() == "there"
+        assert board._DEAD not in keeper._values
 
 
 def test_calls_without_a_deadline() -> None:

@@ -40,8 +40,13 @@ if TYPE_CHECKING:
 
 _decode_request = msgspec.msgpack.Decoder(tuple[int, str, str, Any]).decode
 _decode_answer = msgspec.msgpack.Decoder(tuple[int, Any]).decode
+_decode_calls = msgspec.msgpack.Decoder(dict[int, int]).decode
 _encode = msgspec.msgpack.encode
+_DEAD = "memlane/dead"
+"""The key of the ranks whose connections ended in a call, and did not come back; with the call."""
 _CLOSED = {"closed": True}
+_LOOK = {"look": True}
+"""The answer to a wait that ends early: the ranks that have died or left should be looked at."""
 _NONSENSE = (msgspec.MsgspecError, UnicodeError, TypeError, OverflowError, RecursionError)
 
 # Seconds that a closing board waits for ranks in the middle of a call.
@@ -53,6 +58,10 @@ _LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 
 _PART = MOST_BYTES - 96  # CURVE adds less than that
 HANDSHAKE = 10.0
 """Seconds that a connecting peer has to prove its key."""
+
+
+def _calls_of(dead: bytes | None) -> dict[int, int]:
+    return {} if dead is None else _decode_calls(dead)
 
 
 def _parts(message: bytes) -> list[bytes]:
@@ -123,6 +132,8 @@ class Board:
     def __init__(self, addresses: list[Address], port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
+        self._calls: dict[bytes, tuple[int, int]] = {}  # client -> the rank, and the call it is in
+        self._lost: dict[int, tuple[int, Deadline]] = {}  # rank -> its call; it may come back until
         self._events = [new_event()]  # one, while it serves
         with undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
@@ -180,7 +191,10 @@ class Board:
         for descriptor in (*members.quiet, members.news, *self._events):
             poller.register(descriptor, select.POLLIN)
         while parting is None or (members.connections and parting.left() > 0):
-            poller.poll(None if parting is None else int(parting.left() * 1000) + 1)
+            ends = [patience for _, patience in self._lost.values()]
+            ends += [] if parting is None else [parting]
+            wait = min((end.left() for end in ends), default=None)
+            poller.poll(None if wait is None else int(wait * 1000) + 1)
             for _ in members.accept_authenticated():
                 pass
             for client, request in members.hear():
@@ -191,6 +205,7 @@ class Board:
                     self._forget(client)  # it has left, or was lost before its request was read
             for client in members.reap_unidentified():
                 self._forget(client)
+            self._list_dead()
             with suppress(BlockingIOError):
                 os.eventfd_read(self._events[0])
                 parting = parting or Deadline(_PARTING)
@@ -199,11 +214,30 @@ class Board:
                 self._send(client, number, _CLOSED)
 
     def _forget(self, client: bytes) -> None:
-        """Drops the waits of a client whose connection has ended."""
+        """Drops the waits of a client whose connection has ended. If that was in the middle of a
+        call, its rank has some time to connect again."""
         for key, waiting in list(self._waiting.items()):
             waiting.pop(client, None)
             if not waiting:
                 del self._waiting[key]
+        rank, call = self._calls.pop(client, (-1, 0))
+        if rank >= 0 and all(rank != other for other, _ in self._calls.values()):
+            self._lost[rank] = call, Deadline(_RECONNECTION)
+
+    def _list_dead(self) -> None:
+        """Lists the ranks that did not connect again as dead, and wakes all that wait."""
+        dead = {rank: call for rank, (call, end) in self._lost.items() if end.left() == 0}
+        if dead:
+            for rank in dead:
+                del self._lost[rank]
+            self._values[_DEAD] = _encode(_calls_of(self._values.get(_DEAD)) | dead)
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for clients in waiting.values():
+            for client, number in clients.items():
+                self._send(client, number, _LOOK)
 
     def _send(self, client: bytes, number: int, value: object) -> None:
         self._members.send(client, _encode((number, value)))
@@ -223,9 +257,18 @@ class Board:
                 if not waiting:
                     self._waiting.pop(key, None)
                 return
+            case "join":
+                rank, call = argument
+                self._calls[client] = rank, call
+                self._lost.pop(rank, None)
+                return
             case "bye":
+                self._calls.pop(client, None)
+                self._lost.pop(argument, None)
                 self._members.connections.pop(client, None)
                 return
+            case "wake":
+                self._wake_all()
             case "has":
                 answer = key in self._values
             case "set":
@@ -253,7 +296,7 @@ class BoardStore:
         self._address = address
         self._rank = rank
         self._deadline = deadline
-        self._number = 0
+        self._number = self._call = 0
         self._has_answered = False
         self._lost_at: float | None = None
         self._connection = Connecting(
@@ -295,9 +338,20 @@ class BoardStore:
     def delete(self, key: str) -> None:
         self._ask("delete", key, None)
 
+    def wake(self) -> None:
+        self._ask("wake", "", None)
+
+    def join(self, call: int) -> None:
+        self._call = call
+        self._join()
+
+    def dead(self) -> list[int]:
+        calls = _calls_of(self.get(_DEAD, 0))
+        return [rank for rank, call in calls.items() if call >= self._call]
+
     def close(self, over: bytes) -> None:
         if self._has_answered:
-            self._send("bye", "", None)
+            self._send("bye", "", self._rank)
         self._connection.close(1000 if self._has_answered else 0)  # ms; none for a silent board
 
     def _ask(self, verb: str, key: str, argument: object) -> Any:
@@ -321,7 +375,14 @@ class BoardStore:
 
     def _send(self, verb: str, key: str, argument: object) -> None:
         self._number += 1
-        message = _encode((self._number, verb, key, argument))
+        self._post(self._number, verb, key, argument)
+
+    def _join(self) -> None:
+        """Tells the board whose connection this is, and in which call. That is not answered."""
+        self._post(0, "join", "", (self._rank, self._call))
+
+    def _post(self, *request: object) -> None:
+        message = _encode(request)
         try:
             self._connection.socket.send_multipart(_parts(message))
         except BaseException:  # from a signal handler: ends a half-sent message, to be ignored
@@ -329,7 +390,8 @@ class BoardStore:
             raise
 
     def _receive(self, timeout: float) -> tuple[Any] | None:
-        """Returns the answer to the last request, None if it times out; drops older ones."""
+        """Returns the answer to the last request, None if it times out or the board ends the wait;
+        drops older answers."""
         end = time.monotonic() + timeout
         while self._connection.socket.get(zmq.RCVMORE):  # a signal handler interrupted
             self._connection.socket.recv()
@@ -339,7 +401,7 @@ class BoardStore:
             if number == self._number:
                 if value == _CLOSED:
                     raise GroupFailed("rank 0 closed the group during this call", 0)
-                return (value,)
+                return None if value == _LOOK else (value,)
         return None
 
     def _has_news(self, timeout: float) -> bool:
@@ -351,6 +413,8 @@ class BoardStore:
             poller.register(descriptor, select.POLLIN)
         while True:
             for name, _ in connection.events():
+                if name == "connected" and self._lost_at is not None and self._call:
+                    self._join()
                 if name in ("lost", "connected"):
                     self._lost_at = time.monotonic() if name == "lost" else None
             if can_receive(connection.socket):

@@ -54,14 +54,14 @@ def missing_error(
     )
 
 
-def dead_error(size: int, pids: dict[int, int], timeout: float | None) -> RankMissing:
-    """The error for a wait for ranks whose processes have ended; `pids` has theirs, by rank."""
-    who = ", ".join(f"pid {pid}" for pid in list(pids.values())[:8])
-    has = "has" if len(pids) == 1 else "have"
+def dead_error(size: int, dead: dict[int, str], timeout: float | None) -> RankMissing:
+    """The error for a wait for ranks that have died; `dead` has what shows that, by rank."""
+    signs = ", ".join(list(dict.fromkeys(dead.values()))[:8])
+    has = "has" if len(dead) == 1 else "have"
     return RankMissing(
-        f"{text_of_ranks(sorted(pids))} of a group of {size} {has} died ({who})",
+        f"{text_of_ranks(sorted(dead))} of a group of {size} {has} died ({signs})",
         timeout,
-        tuple(sorted(pids)),
+        tuple(sorted(dead)),
     )
 
 

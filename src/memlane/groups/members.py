@@ -1,7 +1,8 @@
 """Which processes the ranks of a group are, told through its store; who of them has died here.
 
 A store keeps no connection between calls, so each rank leaves its process there as it joins a call.
-Ranks on its host look whether that process lives, and tell the others as they leave the call.
+Ranks on its host look whether that process lives, and tell the others as they leave the call. Of a
+rank without another on its host, the board of a TcpGroup sees the connection end during a call.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Values(Protocol):
 
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes | None: ...
+    def dead(self) -> list[int]: ...
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
@@ -57,11 +59,20 @@ class Members:
         if self._own is not None:
             store.set(_key(rank), msgspec.msgpack.encode(self._own))
 
-    def dead(self, missing: Callable[[], Sequence[int]]) -> dict[int, int]:
-        """The pids, by rank, of those `missing` whose processes were on this host and have ended.
+    def dead(self, missing: Callable[[], Sequence[int]]) -> dict[int, str]:
+        """Those `missing` that have died, by rank, each with what shows it: the pid of a process on
+        this host that has ended, or the connection that the store has lost."""
+        here = self._ended_here()
+        lost = self._store.dead()
+        if not here and not lost:
+            return {}
+        awaited = set(missing())
+        signs = dict.fromkeys(lost, "the connection to rank 0 ended") | here
+        return {rank: sign for rank, sign in sorted(signs.items()) if rank in awaited}
 
-        Asks the store for unknown ranks at the 1st, 2nd, 4th, 8th ... call, as it is shared by all.
-        """
+    def _ended_here(self) -> dict[int, str]:
+        """Asks the store for unknown ranks at the 1st, 2nd, 4th, 8th ... call, as it is shared by
+        all."""
         if self._own is None:
             return {}
         self._looks += 1
@@ -69,15 +80,12 @@ class Members:
             for rank in set(self._others) - set(self._here):
                 self._read(rank)
         ended = [rank for rank, process in self._here.items() if process.has_ended()]
-        if not ended:
-            return {}
         for rank in ended:  # another process may have come in its place
             self._read(rank)
-        awaited = set(missing())
         return {
-            rank: self._here[rank].pid
+            rank: f"pid {self._here[rank].pid}"
             for rank in ended
-            if rank in awaited and rank in self._here and self._here[rank].has_ended()
+            if rank in self._here and self._here[rank].has_ended()
         }
 
     def _read(self, rank: int) -> None:

@@ -35,6 +35,15 @@ class Store(Protocol):
 
     def has(self, key: str) -> bool: ...
     def delete(self, key: str) -> None: ...
+    def wake(self) -> None:
+        """Ends the waits of all other ranks, so that they look for leavers at once."""
+
+    def join(self, call: int) -> None:
+        """From now on this rank is in its call of that number, until `close`."""
+
+    def dead(self) -> list[int]:
+        """The ranks that lost their connection to the store in this call, as far as it knows."""
+
     def close(self, over: bytes) -> None:
         """Ends a wait that was given up by setting its key to `over`, if nothing else ends it."""
 
@@ -71,7 +80,9 @@ class StoreCollectives(Collectives):
         self._step = 0
         self._is_over = False  # somebody has left this call, which all others will see
         self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
-        self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
+        number = store.add(f"memlane/calls/{rank}", 1)
+        self._call = f"memlane/{number}"
+        store.join(number)
         self._members = Members(store, rank, size)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -194,6 +205,7 @@ class StoreCollectives(Collectives):
         self._over = {"over": [self.rank, missing, text]}
         self._own.append(f"{self._call}/left")
         self._store.set(self._own[-1], _encode(self._over))
+        self._store.wake()
         self._is_over = True
 
     def _clear_after_leavers(self) -> None:

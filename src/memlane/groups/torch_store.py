@@ -94,6 +94,16 @@ class TorchStore:
     def delete(self, key: str) -> None:
         self._ask(lambda: self._store.delete_key(key))
 
+    def wake(self) -> None:
+        """Not possible here: the others look again after a slice of their wait."""
+
+    def join(self, call: int) -> None:
+        """The store keeps nothing about connections."""
+
+    def dead(self) -> list[int]:
+        """None: the store does not show the connections of the others."""
+        return []
+
     def close(self, over: bytes) -> None:
         try:
             if self._wait is not None:
