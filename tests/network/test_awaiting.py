@@ -645,7 +645,7 @@ def test_the_first_look_sees_what_has_come(call: str) -> None:
 
         def has_come() -> bool:
             with end.lock:
-                return bool(end._hear())
+                return bool(end.incoming.receive())
 
         writer.enqueue("there")
         until(has_come, "the message is here")

@@ -25,9 +25,9 @@ from memlane import (
     TimedOut,
     WrongProcess,
 )
-from memlane.broadcast.network import reader as reading
+from memlane.broadcast.network import ahead as reading
+from memlane.broadcast.network.ahead import Ahead
 from memlane.broadcast.network.driver import NetworkEnd
-from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.transport import Listening
 from memlane.broadcast.protocol.frames import SMALL
 from tests.support import (
@@ -428,8 +428,8 @@ def test_a_handler_that_closes() -> None:
 
 def test_nothing_comes_between_a_message_and_its_return() -> None:
     """Threads change, and handlers run, at calls and backward jumps only."""
-    steps = [*dis.get_instructions(NetworkReader.receive_by)]
-    first = next(at for at, step in enumerate(steps) if step.argval == "_ahead_at")
+    steps = [*dis.get_instructions(Ahead.receive_by)]
+    first = next(at for at, step in enumerate(steps) if step.argval == "_at")
     last = next(at for at, step in enumerate(steps) if at > first and "RETURN" in step.opname)
     names = [step.opname for step in steps[first:last]]
     assert names.count("STORE_ATTR") == 2

@@ -66,22 +66,43 @@ class Asked(Protocol):
     def is_set(self) -> bool: ...
 
 
+class WakeUp:
+    """An eventfd by which one thread of an end wakes another; used with the end's lock held."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+        os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        if self.is_set:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.descriptor)
+            self.is_set = False
+
+
 class NetworkEnd(ABC):
     """An end with a transport of its own.
 
     Attributes:
         guard: held around every call; admits one at a time.
         lock: held around every use of the transport and the session; see `locked`.
+        generation: the process that opened this end, as `fork_generation` numbers it.
+        shown: what its descriptor shows; None: nobody has asked for one.
+        ran_at: when this process last ran, for clocks that stand while it is stopped.
     """
 
     transport: Transport | None = None
     bound: float  # seconds after which an unreachable peer counts as dead
 
     def __init__(self, name: str) -> None:
-        self._generation = fork_generation()
+        self.generation = fork_generation()
         self.lock = Lock()
         self.guard = Guard(self._begin_call, self._end_call)
-        self._closing = self._announce = self._closed = self._is_freed = False
+        self.is_closing = self._announce = self._closed = self._is_freed = False
         self._deadline = NEVER  # of close()
         self._ends_itself = False  # the thread closes this end, because nobody else can
         self._was_closed_here = False  # inside of `locked`
@@ -91,12 +112,10 @@ class NetworkEnd(ABC):
         self._events: list[int] = []
         self._context = new_context()
         self._closing_event = self._event()
-        self._nudge = self._event()
-        self._is_nudged = False
-        self._watch: ShownWatch | None = None
+        self._nudge = WakeUp(self._event())
+        self.shown: ShownWatch | None = None
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
-        self._served_at = 0.0
-        self._ran_at = time.monotonic()
+        self.ran_at = time.monotonic()
         self._call_poller: select.poll
         _ends.add(self)
 
@@ -108,7 +127,7 @@ class NetworkEnd(ABC):
         try:
             yield
         except BaseException as error:
-            self._closing = True
+            self.is_closing = True
             os.eventfd_write(self._closing_event, 1)
             if self._thread.is_alive():
                 self._thread.join()
@@ -130,10 +149,10 @@ class NetworkEnd(ABC):
     def _note_time(self) -> None:
         """With the lock held, before any clock is judged, as of then. Clocks of lost peers stand
         while this process is stopped, or can open no descriptor: nobody could come back."""
-        last, self._ran_at = self._ran_at, time.monotonic()
-        gap = self._ran_at - last
+        last, self.ran_at = self.ran_at, time.monotonic()
+        gap = self.ran_at - last
         if gap > self.bound / 2 or (self._is_doubting() and not self._can_open()):
-            self._delay_clocks(gap, self._ran_at)
+            self._delay_clocks(gap, self.ran_at)
 
     @abstractmethod
     def _is_doubting(self) -> bool:
@@ -180,14 +199,14 @@ class NetworkEnd(ABC):
 
     def check(self) -> None:
         """Raises if this end is closed, its thread failed, or a parent process opened it."""
-        if self._generation != fork_generation():
+        if self.generation != fork_generation():
             raise WrongProcess(
                 "this object was opened in the parent process, before the fork; only close() may "
                 "be called here. Create or attach a new one in the child"
             )
         if is_left_behind():  # the exit closes its peers, too, which is no death to report
             raise SystemExit
-        if self._closing or self._closed:
+        if self.is_closing or self._closed:
             raise Closed("this queue is closed")
         if self._broken is not None:
             raise MemlaneError(
@@ -217,13 +236,13 @@ class NetworkEnd(ABC):
 
     def _end_call(self) -> None:
         """Runs after each call: finishes closing the end if it was closed meanwhile."""
-        if self._closing and self._generation == fork_generation():
+        if self.is_closing and self.generation == fork_generation():
             self._finish()
 
     def close(self, timeout: float | None = None) -> None:
         """Closes this end and tells the peers."""
         deadline = Deadline(timeout)
-        if not self._closing:
+        if not self.is_closing:
             self._deadline, self._announce = deadline, True
         self._close()
 
@@ -232,14 +251,14 @@ class NetworkEnd(ABC):
         self._close()
 
     def _close(self) -> None:
-        if self._is_freed or self._generation != fork_generation():
+        if self._is_freed or self.generation != fork_generation():
             self._closed = True
             return
-        if not self._closing:  # or another thread may have closed that descriptor by now
+        if not self.is_closing:  # or another thread may have closed that descriptor by now
             os.eventfd_write(self._closing_event, 1)
-            self._closing = True
-            if self._watch is not None:
-                self._watch.end()
+            self.is_closing = True
+            if self.shown is not None:
+                self.shown.end()
         me = threading.get_ident()
         if me in (self.guard.thread, self._ender):
             return  # in a signal handler: the interrupted call closes it
@@ -331,38 +350,34 @@ class NetworkEnd(ABC):
 
     # Watching ---------------------------------------------------------------------------------
 
-    def _new_watch(self) -> ShownWatch:
-        if self._watch is None:
+    def watched(self) -> ShownWatch:
+        """Creates what the descriptor shows, if nobody has asked for it before."""
+        if self.shown is None:
             with self.locked():
-                self._watch = self._watch or ShownWatch()
-                if self._closing:  # since
-                    self._watch.end()
-        return self._watch
+                self.shown = self.shown or ShownWatch()
+                if self.is_closing:  # since
+                    self.shown.end()
+        return self.shown
+
+    def wake(self, sleeper: WakeUp) -> None:
+        with self.lock:
+            if not self._closed:  # or another file might have that descriptor by now
+                sleeper.set()
 
     def nudge(self) -> None:
         """Makes the thread look again."""
-        with self.lock:
-            if not self._closed:
-                self._is_nudged = True
-                os.eventfd_write(self._nudge, 1)
-
-    def _hear_nudge(self) -> None:
-        """With the lock held, before the thread looks."""
-        if self._is_nudged:
-            self._is_nudged = False
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._nudge)
+        self.wake(self._nudge)
 
     # The thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self._closing:
+            while not self.is_closing:
                 self._serve()
         except BaseException as error:  # it would go unnoticed otherwise
             self._broken = error
-            if self._watch is not None:
-                self._watch.end()
+            if self.shown is not None:
+                self.shown.end()
             logger.exception("memlane's network thread failed")
         # If a call or another thread holds the guard, it closes this end.
         if self._ends_itself:

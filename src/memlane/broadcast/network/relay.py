@@ -371,7 +371,7 @@ class Relay:
         if self._reader_has_left:
             return  # in a signal handler: the interrupted call goes on with it
         self._reader_has_left = self._must_look = True
-        self.stream.wake()
+        self.stream.incoming.wake()
         with suppress(Closed):
             if not self._is_awaited():
                 self._thread.join(_LAST_WORDS)

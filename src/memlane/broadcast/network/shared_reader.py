@@ -207,7 +207,7 @@ class SharedReader(LocalReader):
         if self._alone is None:
             super().show_waiting(is_waiting, is_first)
         else:
-            self._alone.count_wait(is_waiting and is_first)  # and its thread receives
+            self._alone.incoming.count_wait(is_waiting and is_first)  # and its thread receives
 
     def timed_out(self, timeout: float | None) -> MemlaneError:
         alone = self._alone
@@ -251,7 +251,7 @@ class SharedReader(LocalReader):
                 return self.native.receive(timeout, self._until_parted(cancel), lends)
             except (Cancelled, WriterDied) as error:
                 alone = self._after_ring(error)
-        return alone.receive_by(deadline, cancel)
+        return alone.ahead.receive_by(deadline, cancel)
 
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
@@ -264,7 +264,7 @@ class SharedReader(LocalReader):
                 return self.native.receive_view(timeout, self._until_parted(cancel))
             except (Cancelled, WriterDied) as error:
                 alone = self._after_ring(error)
-        return alone.receive_by(deadline, cancel), None
+        return alone.ahead.receive_by(deadline, cancel), None
 
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None

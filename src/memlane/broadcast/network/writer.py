@@ -108,6 +108,7 @@ class NetworkWriter(NetworkEnd):
         self._wanted = 0  # bytes of the message that is awaited
         self._is_awaited = False
         self._ring_watch: Watching | None = None
+        self._served_at = 0.0
         self._look_at: float | None = None  # when connections are looked at for floods
         with self._opening():
             self.keys = Keys(n_remote, insecure=options.insecure)
@@ -128,7 +129,7 @@ class NetworkWriter(NetworkEnd):
             self._lends = True
             self._call_poller = self._poller(self.transport.news)
             quiet, news, arrivals = (
-                (*self.transport.quiet, self._nudge, self._batch.fileno()),
+                (*self.transport.quiet, self._nudge.descriptor, self._batch.fileno()),
                 self.transport.news,
                 self.transport.arrivals,
             )
@@ -336,7 +337,7 @@ class NetworkWriter(NetworkEnd):
             if not self._has_told:
                 self._note_desertion(self._served_at)
         is_free = self.guard.thread in (0, threading.get_ident())
-        if self._local is None and is_free and not self._closing:
+        if self._local is None and is_free and not self.is_closing:
             room = min(self._room, UNHEARD - self._unheard)
             self._batch.open(self.session.next, self._credit, room)
 
@@ -476,7 +477,7 @@ class NetworkWriter(NetworkEnd):
 
     def _serve(self) -> None:
         with self.lock:
-            self._hear_nudge()
+            self._nudge.clear()
             now = time.monotonic()
             was_recent = now - self._served_at < RECENT and not self._is_awaited
             due = self._answer(readers=not was_recent or self.transport.has_more)
@@ -571,13 +572,18 @@ class NetworkWriter(NetworkEnd):
     def signal(self) -> ShownWatch:
         if self._local is not None and self._ring_watch is None:
             ring = self._local.watch()
-            known = (*self.transport.quiet, self._nudge, self.transport.news, ring.fileno())
+            known = (
+                *self.transport.quiet,
+                self._nudge.descriptor,
+                self.transport.news,
+                ring.fileno(),
+            )
             self._ring_pollers = {
                 False: self._poller(*known, self.transport.arrivals),
                 True: self._poller(*known),
             }
             self._ring_watch = ring
-        return self._new_watch()
+        return self.watched()
 
     def show_waiting(self, is_waiting: bool, _is_first: bool) -> None:
         self._is_awaited = waits_for_ring = is_waiting
@@ -596,11 +602,11 @@ class NetworkWriter(NetworkEnd):
             self.nudge()
 
     def _show(self) -> None:
-        self._watch.show(self._is_ready())  # type: ignore[union-attr]  # this end is awaited
+        self.shown.show(self._is_ready())  # type: ignore[union-attr]  # this end is awaited
 
     def _must_watch_ring(self) -> bool:
         """Whether only the ring has no room."""
-        is_watched = self._ring_watch is not None and not self._watch.is_readable  # type: ignore[union-attr]
+        is_watched = self._ring_watch is not None and not self.shown.is_readable  # type: ignore[union-attr]
         return is_watched and self.session.has_room(self._wanted)
 
     def _is_ready(self) -> bool:
@@ -633,7 +639,7 @@ class NetworkWriter(NetworkEnd):
         try:
             if self._local is not None:
                 absent = self._local.absent()
-                if not self._closing:  # from now on they can no longer attach
+                if not self.is_closing:  # from now on they can no longer attach
                     self._never_came = absent
                 self._local.close()
         finally:
@@ -716,7 +722,7 @@ class NetworkWriter(NetworkEnd):
                 connection = self.transport.connections.get(route)
                 if connection is not None and (nbytes := connection.moved(moved)):
                     session.moved(route, nbytes, time.monotonic())
-            return not session.unfinished() or session.is_stuck(self._ran_at) or None
+            return not session.unfinished() or session.is_stuck(self.ran_at) or None
 
         def line(waited: float) -> str:
             names = names_of(session.texts(session.unfinished(), time.monotonic()))
