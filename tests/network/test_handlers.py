@@ -83,7 +83,7 @@ def test_half_a_control_frame(monkeypatch: pytest.MonkeyPatch, nth: int) -> None
                 peer.say(remote.session._frame(What.READY))
             behind(monkeypatch, transport, "_send", interrupt, nth)
             with pytest.raises(Alarm):
-                remote._flush()
+                remote.sending.flush()
         writer.enqueue("message")
         for reader in readers:
             assert reader.dequeue(PATIENCE) == "message"

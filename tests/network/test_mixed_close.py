@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from memlane import Closed, MessageQueue, ReaderDied, TimedOut, WriterClosed
-from memlane.broadcast.network.writer import NetworkWriter
+from memlane.broadcast.network.sending import Sending
 from tests.support import PATIENCE, Aside
 from tests.support.queues import fill, refuses, start_reader
 from tests.support.remote_queues import enqueue_and_go_on, remote_queue, remote_writer
@@ -129,11 +129,11 @@ def test_interrupted_between_ring_and_network(
     for message in before:
         writer.enqueue(message)
 
-    def interrupt(_self: NetworkWriter) -> None:
+    def interrupt(_self: Sending) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(NetworkWriter, "_publish", interrupt)
+        patch.setattr(Sending, "_publish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             enqueue_and_go_on(writer, "the ring has it")
     writer.close()

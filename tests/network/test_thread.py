@@ -111,7 +111,7 @@ def test_a_handler_raises_when_the_ring_has_a_message(monkeypatch: pytest.Monkey
     """The next call, whatever it is, sends it to remote readers before it waits."""
     with remote_writer(2, 1) as writer:
         local, remote = (start_remote_reader(writer, rank) for rank in range(2))
-        monkeypatch.setattr(writer._writer, "_publish", interrupt)
+        monkeypatch.setattr(cast("Any", writer._writer).sending, "_publish", interrupt)
         with pytest.raises(Alarm):
             enqueue_and_go_on(writer)
         monkeypatch.undo()
@@ -129,8 +129,8 @@ def test_a_handler_raises_again_before_the_next_call_recovers(
 ) -> None:
     """The message that the ring has reaches remote readers all the same, before later ones."""
     with remote_queue(1, 1) as (writer, readers):
-        end, caller = cast("Any", writer._writer), threading.current_thread()
-        recover, is_armed = end._recover, True
+        sending, caller = cast("Any", writer._writer).sending, threading.current_thread()
+        recover, is_armed = sending.recover, True
 
         def interrupted() -> None:
             if threading.current_thread() is caller:  # the end's own thread would recover first
@@ -138,11 +138,11 @@ def test_a_handler_raises_again_before_the_next_call_recovers(
                     raise Alarm
                 recover()
 
-        monkeypatch.setattr(end, "_recover", interrupted)
-        monkeypatch.setattr(end, "_publish", interrupt)
+        monkeypatch.setattr(sending, "recover", interrupted)
+        monkeypatch.setattr(sending, "_publish", interrupt)
         with pytest.raises(Alarm):
             enqueue_and_go_on(writer)
-        monkeypatch.delattr(end, "_publish")
+        monkeypatch.delattr(sending, "_publish")
         with pytest.raises(Alarm):
             writer.enqueue("never sent")
         is_armed = False

@@ -83,8 +83,8 @@ class WriterEnd(End, AwaitableEnd, Protocol):
     """A writer's end. `send` raises as `MessageQueue.enqueue` does, with nothing sent unless a
     signal handler raised and `sending` says otherwise."""
 
-    sending: Sending
-
+    @property
+    def sending(self) -> Sending: ...
     @property
     def send(self) -> Callable[[Any, float | None], None]: ...
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None: ...

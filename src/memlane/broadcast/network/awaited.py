@@ -6,7 +6,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from memlane._base.blame import VLLM_WORDS
+from memlane._base.diagnosis import blocked
 from memlane._net.sockets import can_receive
+from memlane.broadcast.network.driver import NetworkEnd, timed_out
 from memlane.broadcast.watching import JointWatch
 from memlane.errors import Closed
 
@@ -15,12 +18,16 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from memlane.broadcast.local import LocalWriter
     from memlane.broadcast.network.ahead import Ahead
-    from memlane.broadcast.network.driver import NetworkEnd
     from memlane.broadcast.network.incoming import Incoming
+    from memlane.broadcast.network.sending import Sending
     from memlane.broadcast.protocol.reader_session import ReaderSession
-    from memlane.broadcast.watching import ShownWatch
+    from memlane.broadcast.protocol.writer_session import WriterSession
+    from memlane.broadcast.watching import ShownWatch, Watching
+    from memlane.errors import MemlaneError
 
+FULL = f"the window of a remote reader is full{VLLM_WORDS}"
 _AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
 
 
@@ -145,3 +152,73 @@ class AwaitedMessage:
         has_more = bool(session.inbox) or self._incoming.lacks_memory
         is_any = has_more or self._ahead.has_more(returns) or has_ended
         return is_any or session.death(self._end.ran_at) is not None
+
+
+class AwaitedRoom:
+    """A writer's descriptor: readable while the awaited message fits, or somebody has died.
+
+    Attributes:
+        is_awaited: a coroutine waits to send.
+    """
+
+    def __init__(
+        self, end: NetworkEnd, session: WriterSession, sending: Sending, local: LocalWriter | None
+    ) -> None:
+        self._end, self._session, self._sending, self._local = end, session, sending, local
+        self._ring: Watching | None = None
+        self.is_awaited = False
+
+    def signal(self) -> ShownWatch:
+        if self._local is not None and self._ring is None:
+            self._ring = self._local.watch()
+        return self._end.watched()
+
+    def show_waiting(self, is_waiting: bool, _is_first: bool) -> None:
+        self.is_awaited = waits_for_ring = is_waiting
+        if is_waiting:
+            with self._end.locked():
+                self._sending.recover()  # drops what the ring had no room for
+                self.look_again()
+                waits_for_ring = self._fits()
+        if self._local is not None:
+            self._local.show_waiting(waits_for_ring, False)
+
+    def look_again(self) -> None:
+        """What an awaited send waits for may have changed; with the lock held."""
+        if self.is_awaited:
+            self.show()
+            self._end.nudge()
+
+    def show(self) -> None:
+        self._end.shown.show(self._is_ready())  # type: ignore[union-attr]  # it is awaited
+
+    def ring_in_the_way(self) -> Watching | None:
+        """The ring's descriptor if only the ring has no room."""
+        is_shown = self._end.shown.is_readable  # type: ignore[union-attr]  # it is awaited
+        return None if is_shown or not self._fits() else self._ring
+
+    def _fits(self) -> bool:
+        """Whether every remote window has room for the awaited message."""
+        return self._session.has_room(self._sending.wanted)
+
+    def _is_ready(self) -> bool:
+        if self._session.has_dead():
+            return True
+        if not self._fits():
+            return self._local is not None and self._local.has_dead()
+        return self._ring is None or self._ring.is_readable
+
+    def timed_out(self, timeout: float | None) -> MemlaneError:
+        with self._end.locked():
+            if self._local is not None and self._fits():
+                return self._local.timed_out(timeout)
+            return timed_out(timeout, self._who())
+
+    def stall_line(self, waited: float) -> str | None:
+        with self._end.locked():
+            if self._local is not None and self._fits():
+                return self._local.stall_line(waited)
+            return blocked("writer", waited, FULL, self._who())
+
+    def _who(self) -> str:
+        return self._session.in_the_way(self._sending.wanted, time.monotonic())

@@ -3,57 +3,47 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memlane._base.blame import VLLM_WORDS
-from memlane._base.deadline import NEVER, Deadline
+from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
-from memlane._native import Encoder, FrameBatch, after_return
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
-from memlane.broadcast.local import LocalWriter, SendsNothing
-from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger, timed_out
+from memlane.broadcast.local import LocalWriter
+from memlane.broadcast.network.awaited import FULL, AwaitedRoom
+from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
 from memlane.broadcast.network.keys import Keys
+from memlane.broadcast.network.sending import Sending
 from memlane.broadcast.network.transport import (
     Listening,
     begin_lending,
     checked_host,
     end_lending,
 )
-from memlane.broadcast.protocol.frames import PIECE, SMALL, Kind, whole_header
-from memlane.broadcast.protocol.outbox import Piece, piece_of, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics
-from memlane.broadcast.watching import NOW
-from memlane.errors import Closed, CorruptMessage, MemlaneError, TimedOut, Unsupported
+from memlane.errors import Closed, CorruptMessage, TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterable
 
     import zmq
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
-    from memlane.broadcast.local import Sending
     from memlane.broadcast.options import RemoteOptions
-    from memlane.broadcast.protocol.writer_session import Due
-    from memlane.broadcast.watching import ShownWatch, Watching
 
 
 RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
-UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
-_FULL = f"the window of a remote reader is full{VLLM_WORDS}"
 _MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
 
 
@@ -93,22 +83,10 @@ class NetworkWriter(NetworkEnd):
         super().__init__("writer")
         self.options, self._local, self.bound = options, local, options.liveness
         self.segment: RingSegment | None = None if local is None else local.segment
-        self._encoder = Encoder(codec)
-        self._waits = 0
         self._never_came: list[str] | None = None
-        self._was_interrupted = False  # a signal handler has interrupted sending or receiving
-        self._is_receiving = False  # receiving, so a reader's frame may have been lost
         self._has_told = False  # that nobody reads any more
-        self.sending: Sending = SendsNothing()  # `send` itself knows
-        self._stages = False  # the call that is under way has staged a message
-        self._unheard = 0  # bytes sent since readers' frames were last read
-        self._credit = 0  # messages that may be sent without another look
-        self._room = -1  # the same in bytes, -1: none
         self._lends = False
-        self._wanted = 0  # bytes of the message that is awaited
-        self._is_awaited = False
-        self._ring_watch: Watching | None = None
-        self._served_at = 0.0
+        self._served_at = 0.0  # when readers' frames were last read
         self._look_at: float | None = None  # when connections are looked at for floods
         with self._opening():
             self.keys = Keys(n_remote, insecure=options.insecure)
@@ -123,22 +101,20 @@ class NetworkWriter(NetworkEnd):
                 self.keys.ticket_of_token,
             )
             self.transport = Listening(self._context, self.keys, n_remote, host, options)
-            header = whole_header(self.session.epoch, 0, 0, 0)
-            self._batch = FrameBatch(codec, header, SMALL)
+            self.sending = Sending(self, self.session, self.transport, local, codec)
+            self.awaited = AwaitedRoom(self, self.session, self.sending, local)
+            self.send, self.block = self.sending.send, self.sending.block
+            self.signal, self.show_waiting = self.awaited.signal, self.awaited.show_waiting
+            self.timed_out, self.stall_line = self.awaited.timed_out, self.awaited.stall_line
             begin_lending()
             self._lends = True
             self._call_poller = self._poller(self.transport.news)
-            quiet, news, arrivals = (
-                (*self.transport.quiet, self._nudge.descriptor, self._batch.fileno()),
-                self.transport.news,
-                self.transport.arrivals,
-            )
-            self._full_poller = self._poller(*quiet, news)
+            quiet = (*self.transport.quiet, self._nudge.descriptor, self.sending.batch.fileno())
             # By whether a call has just read frames, and whether a look at connections is due.
             # Beside calls, which look themselves, a wake-up would only take the GIL from them.
             self._pollers = {
-                (False, False): self._poller(*quiet, news, arrivals),
-                (False, True): self._poller(*quiet, news),
+                (False, False): self._poller(*quiet, self.transport.news, self.transport.arrivals),
+                (False, True): self._poller(*quiet, self.transport.news),
                 (True, False): self._poller(*quiet),
                 (True, True): self._poller(*quiet),
             }
@@ -149,8 +125,7 @@ class NetworkWriter(NetworkEnd):
 
     @property
     def position(self) -> int:
-        """The ring's, which tells whether it has an interrupted message."""
-        return 0 if self._local is None else self._local.position
+        return self.sending.position
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -158,188 +133,34 @@ class NetworkWriter(NetworkEnd):
 
     # Sending ----------------------------------------------------------------------------------
 
-    def send(self, obj: Any, timeout: float | None) -> None:
-        deadline = NEVER if timeout is None else Deadline(timeout)
-        before: int | None = None
-        try:
-            if (is_due := self._batch.put(obj)) is not None:
-                if is_due:
-                    self._send_batch()
-                return
-            with self.guard:
-                self._begin()
-                before = self._sent()
-                self._send_alone(obj, timeout, deadline)
-        except MemlaneError:
-            raise
-        except BaseException as error:  # of a signal handler, perhaps after the message was sent
-            if not self._batch.has_put and (before is None or self._sent() == before):
-                raise
-            after_return.error = error  # no call, after which another handler could run
-
-    def _sent(self) -> int:
-        """A number that grows with the message: what is staged is settled by the ring's."""
-        return self.session.next if self._local is None else self._local.position
-
-    def _send_alone(self, obj: Any, timeout: float | None, deadline: Deadline) -> None:
-        encoder = self._encoder
-        try:
-            size = encoder.encode(obj)
-            if timeout is NOW:
-                self._wanted = size
-            if encoder.kind != Kind.PLAIN:
-                self.check()  # pickling may have forked
-            if size <= PIECE and size <= self._room and self._local is None:
-                self._publish_alone(size)
-                return
-            must_wait = size > self._room and self._reserve(size, deadline)
-            has_waited = must_wait and timeout != 0
-            # Whatever may fail happens before the ring publishes.
-            self._stage(pieces_of(encoder, self.session.epoch, self.session.next, size), size)
-            if self._local is not None:
-                left = deadline.left() if has_waited else timeout
-                self._local.native.send_encoded(encoder, left, self)
-            self._publish()
-        finally:
-            encoder.clear()
-
-    def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
-        """Remote readers do not get the raw bytes; they raise `CorruptMessage` instead."""
-        if self._local is None:
-            raise Unsupported(
-                "acquire_write needs a reader on this host: those of this queue are all on others, "
-                "which get no raw chunks; use enqueue"
-            )
-        return self._block(self._local, owner, timeout)
-
-    @contextmanager
-    def _block(
-        self, local: LocalWriter, owner: object, timeout: float | None
-    ) -> Iterator[memoryview]:
-        deadline = Deadline(timeout)
-        with self.guard:
-            self._begin()
-            self._reserve(0, deadline)
-            self._stage(raw_piece(self.session.epoch, self.session.next), 0)
-            with local.native.write_block(owner, deadline.left()) as view:
-                yield view
-            self._publish()
-
-    def _reserve(self, size: int, deadline: Deadline) -> bool:
-        """Waits until `size` more bytes fit every reader's window. Returns whether it had to wait.
-
-        Raises:
-            ReaderDied: a reader died.
-            TimedOut: names the readers that are behind.
-        """
-        with self.lock:
-            if self.session.has_room(size):
-                return False
-        self._waits += 1
-        self._wait(
-            lambda: self.session.has_room(size),
-            deadline,
-            lambda: self._in_the_way(size),
-            _FULL,
-        )
-        return True
-
-    def _begin(self) -> None:
-        """Begins a call that sends. Until it has ended, nothing else gets a sequence."""
-        with self.lock:  # or another thread might be about to open the batch
-            has_batch = self._batch.shut()
-            if self._was_interrupted or self._stages:
-                self._was_interrupted = True  # a signal handler may raise before _recover() is over
-                self._stages = False
-                self._recover()
-            elif has_batch:
-                self._flush()
-
-    def _stage(self, pieces: Sequence[Piece], size: int) -> None:
-        """The next message, before the ring gets it."""
-        with self.lock:
-            self._stages = True
-            self.session.stage(pieces, size, self.position)
-
-    def _publish(self) -> None:
-        """Hands the staged message over to every reader that has a stream."""
-        with self.lock:
-            self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
-            size = self.session.publish()
-            self._flush()
-            self._was_interrupted = self._stages = False
-            self._settle(1, size)
-
-    def _publish_alone(self, size: int) -> None:
-        """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
-        with self.lock:
-            session = self.session
-            piece = piece_of(self._encoder, session.epoch, session.next, size)
-            self._was_interrupted = True
-            self._send(session.publish_alone(piece, size))
-            self._was_interrupted = False
-            self._settle(1, size)
-
-    def _send_batch(self) -> None:
-        """Hands the messages that wait for each other over. Beside another call, that goes on."""
+    def send_batch(self) -> None:
         try:
             with self.lock:
                 if not self._closed:
-                    self._recover()
-                    self._flush()
-                    self._settle(0, 0)
+                    self.sending.send_batch()
         finally:
             if self._was_closed_here:  # by a signal handler
                 self._close()
 
-    def _take_batch(self) -> None:
-        """Makes the messages that wait for each other the newest, with the lock held. What a
-        signal handler interrupts can be called again."""
-        batch = self._batch
-        if batch.shut():
-            count, size = batch.count, batch.nbytes
-            self.session.append_batch(batch.first, batch.frame(), size, count)
-            self._credit -= count
-            self._room -= size
-            self._unheard += size
-            batch.clear()
+    def wait_for_room(self, size: int, deadline: Deadline) -> None:
+        session = self.session
+        self._wait(
+            lambda: session.has_room(size),
+            deadline,
+            lambda: session.in_the_way(size, time.monotonic()),
+            FULL,
+        )
 
-    def _recover(self) -> None:
-        """Recovers if a signal handler has raised while a message was sent or frames were read."""
-        with self.lock:
-            is_on_its_way = self._stages and self.guard.thread != 0
-            if self.session.is_staged and not is_on_its_way:
-                self._was_interrupted = True
-                self.session.settle(self.position)
-            if self._was_interrupted:
-                self._room = -1  # what was sent may not have been counted
-                self.transport.repair()
-                if self._is_receiving:
-                    self.session.say_again()
-                self._is_receiving = False
-                self._flush()
-                self._was_interrupted = False
+    def is_recent(self) -> bool:
+        return time.monotonic() - self._served_at < RECENT / 2
 
-    def _settle(self, count: int, size: int) -> None:
-        """Accounts for sent messages. Readers' frames can wait until room is short, unless the
-        thread sleeps: sending may have consumed the signal that it sleeps for."""
-        self._credit -= count
-        self._room -= size
-        self._unheard += size
-        is_recent = self._unheard < UNHEARD and time.monotonic() - self._served_at < RECENT / 2
-        if self._credit <= 0 or self._room < 0 or not is_recent:
-            self._unheard = 0
-            self._served_at = time.monotonic()
-            self._hear()
-            if not is_recent:
-                self.transport.shut_flooding(self._served_at)
-            self._credit, self._room = self.session.room()
-            if not self._has_told:
-                self._note_desertion(self._served_at)
-        is_free = self.guard.thread in (0, threading.get_ident())
-        if self._local is None and is_free and not self.is_closing:
-            room = min(self._room, UNHEARD - self._unheard)
-            self._batch.open(self.session.next, self._credit, room)
+    def look(self, *, is_late: bool) -> None:
+        self._served_at = now = time.monotonic()
+        self._hear()
+        if is_late:
+            self.transport.shut_flooding(now)
+        if not self._has_told:
+            self._note_desertion(now)
 
     def _note_desertion(self, now: float) -> None:
         """Logs once that nobody reads any more. Only after a second, because a writer may be about
@@ -359,38 +180,16 @@ class NetworkWriter(NetworkEnd):
             self._has_told = True
             logger.warning("%s", deserted(ranks, now - since))
 
-    def _flush(self) -> None:
-        """Sends what is due. A frame whose sending was interrupted is sent again."""
-        session = self.session
-        before, self._was_interrupted = self._was_interrupted, True
-        self._take_batch()
-        self._send(session.frames_due())
-        self._batch.rest()
-        while session.unwanted:
-            self.transport.shut(session.unwanted[0])
-            session.unwanted.popleft()
-        self._was_interrupted = before
-
-    def _send(self, due: Iterable[Due]) -> None:
-        session, send = self.session, self.transport.send
-        for route, piece, peer, cursor in due:
-            if send(route, *piece) or peer is None:
-                session.sent(peer, cursor)
-            else:
-                session.unsent(peer, time.monotonic())
-
     # Receiving --------------------------------------------------------------------------------
 
     def _hear(self) -> None:
         """Reads and answers the frames that readers have sent, with the lock held."""
-        self._recover()
-        self._take_batch()  # a reader that comes late gets what is sent from now on
-        self._was_interrupted = self._is_receiving = True
+        self.sending.begin_receiving()
         session, now = self.session, time.monotonic()
         for route, frame, place, connection in self.transport.hear():
             if connection is not None:  # before the session knows of it: a handler may raise
                 self.transport.connections[route] = connection
-                self._room = -1  # a reader that takes a released place has a window, too
+                self.sending.forget_room()  # whoever takes a released place has a window, too
             try:
                 address = "an unknown address" if connection is None else connection.peer
                 line = session.heard(route, frame, now, place, address)
@@ -402,15 +201,14 @@ class NetworkWriter(NetworkEnd):
                 self.transport.connections.pop(route, None)
         if session.is_asked:
             session.answer(self._absent_here(), now)
-        self._flush()
-        self._was_interrupted = self._is_receiving = False
+        self.sending.end_receiving()
         absent = session.count_absent()
         if absent != self._told_absent:
             self._told_absent = absent
             if self._local is not None:
                 self._local.note_absent_elsewhere(absent)
-        if self._is_awaited:
-            self._show()
+        if self.awaited.is_awaited:
+            self.awaited.show()
 
     def _absent_here(self) -> list[str]:
         """The readers on this host that have not attached, or had not when this end closed."""
@@ -435,9 +233,9 @@ class NetworkWriter(NetworkEnd):
             if connection is not None and connection.is_drained():
                 session.drained(route)
         due = session.tick(now)
-        self._flush()
+        self.sending.flush()
         if session.has_dead():
-            self._room = -1  # so that the next call looks, and raises
+            self.sending.forget_room()  # so that the next call looks, and raises
         ends = [due, self._look_at, now if transport.has_more else None]
         if session.connections() or session.has_lost():
             ends.append(now + min(self.options.liveness / _LOOKS, _LONGEST_PAUSE))
@@ -452,7 +250,7 @@ class NetworkWriter(NetworkEnd):
 
     def _answer(self, *, readers: bool = True) -> float | None:
         """Does what is due; returns when more is due."""
-        self._recover()
+        self.sending.recover()
         now = time.monotonic()
         session, transport = self.session, self.transport
         for route in transport.reap_unidentified():
@@ -479,23 +277,24 @@ class NetworkWriter(NetworkEnd):
         with self.lock:
             self._nudge.clear()
             now = time.monotonic()
-            was_recent = now - self._served_at < RECENT and not self._is_awaited
+            awaited = self.awaited
+            was_recent = now - self._served_at < RECENT and not awaited.is_awaited
             due = self._answer(readers=not was_recent or self.transport.has_more)
             if not self.session.is_everybody_here and not self.session.count_absent():
                 due = now + SLICE  # local readers do not notify this thread
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
             poller = self._pollers[was_recent, self._look_at is not None]
-            if self._is_awaited:
-                self._show()
+            if awaited.is_awaited:
+                awaited.show()
                 if can_receive(self.transport.socket):  # sending may have consumed its signal
                     due = now
-                elif (
-                    self._local is not None
-                ):  # whose death the ring does not tell while it has room
+                elif self._local is not None:  # with room, the ring does not report its deaths
                     due = min(due or inf, now + _LONGEST_PAUSE)
-                if self._must_watch_ring():
-                    poller = self._ring_pollers[self._look_at is not None]
+                if (ring := awaited.ring_in_the_way()) is not None:
+                    known = *self.transport.quiet, self._nudge.descriptor, self.transport.news
+                    arrivals = () if self._look_at is not None else (self.transport.arrivals,)
+                    poller = self._poller(*known, ring.fileno(), *arrivals)
         pause = None if due is None else max(0.0, due - time.monotonic())
         self._sleep(poller, pause)
 
@@ -553,7 +352,7 @@ class NetworkWriter(NetworkEnd):
     def wait_until_ready(self, timeout: float | None, starting: Starting | None = None) -> None:
         deadline = Deadline(timeout)
         with self.guard:
-            self._begin()
+            self.sending.begin()
             self._wait(
                 lambda: not self.session.count_absent(),
                 deadline,
@@ -565,72 +364,7 @@ class NetworkWriter(NetworkEnd):
             self._local.native.wait_until_ready(deadline.left(), starting)
         with self.guard, self.lock:  # now: the thread would do it, but ends with close()
             self._announce_ready()
-            self._flush()
-
-    # Watching ---------------------------------------------------------------------------------
-
-    def signal(self) -> ShownWatch:
-        if self._local is not None and self._ring_watch is None:
-            ring = self._local.watch()
-            known = (
-                *self.transport.quiet,
-                self._nudge.descriptor,
-                self.transport.news,
-                ring.fileno(),
-            )
-            self._ring_pollers = {
-                False: self._poller(*known, self.transport.arrivals),
-                True: self._poller(*known),
-            }
-            self._ring_watch = ring
-        return self.watched()
-
-    def show_waiting(self, is_waiting: bool, _is_first: bool) -> None:
-        self._is_awaited = waits_for_ring = is_waiting
-        if is_waiting:
-            with self.locked():
-                self._recover()  # drops what the ring had no room for
-                self._look_again()
-                waits_for_ring = self.session.has_room(self._wanted)
-        if self._local is not None:
-            self._local.show_waiting(waits_for_ring, False)
-
-    def _look_again(self) -> None:
-        """What an awaited send waits for may have changed; with the lock held."""
-        if self._is_awaited:
-            self._show()
-            self.nudge()
-
-    def _show(self) -> None:
-        self.shown.show(self._is_ready())  # type: ignore[union-attr]  # this end is awaited
-
-    def _must_watch_ring(self) -> bool:
-        """Whether only the ring has no room."""
-        is_watched = self._ring_watch is not None and not self.shown.is_readable  # type: ignore[union-attr]
-        return is_watched and self.session.has_room(self._wanted)
-
-    def _is_ready(self) -> bool:
-        """Whether the awaited message fits now, or somebody has died."""
-        if self.session.has_dead():
-            return True
-        if not self.session.has_room(self._wanted):
-            return self._local is not None and self._local.has_dead()
-        return self._ring_watch is None or self._ring_watch.is_readable
-
-    def timed_out(self, timeout: float | None) -> MemlaneError:
-        with self.locked():
-            if self._local is not None and self.session.has_room(self._wanted):
-                return self._local.timed_out(timeout)
-            return timed_out(timeout, self._in_the_way(self._wanted))
-
-    def stall_line(self, waited: float) -> str | None:
-        with self.locked():
-            if self._local is not None and self.session.has_room(self._wanted):
-                return self._local.stall_line(waited)
-            return blocked("writer", waited, _FULL, self._in_the_way(self._wanted))
-
-    def _in_the_way(self, size: int) -> str:
-        return self.session.in_the_way(size, time.monotonic())
+            self.sending.flush()
 
     # The rest ---------------------------------------------------------------------------------
 
@@ -656,10 +390,10 @@ class NetworkWriter(NetworkEnd):
         with self.locked() as is_free:
             if is_free:
                 self._hear()
-                self._look_again()
+                self.awaited.look_again()
             sent, nbytes = self.session.next, self.session.sent_bytes
             rows = self.session.statistics()
-        waits, spills = self._waits, 0
+        waits, spills = self.sending.waits, 0
         if self._local is not None:
             here = self._local.statistics()
             rows = here.readers + rows
@@ -672,7 +406,7 @@ class NetworkWriter(NetworkEnd):
             return []
         secrets = self.keys.reader_secrets
         with self.locked():
-            self._room = -1  # as in `_hear`
+            self.sending.forget_room()  # as in `_hear`
             if rank is None:
                 return list(secrets)
             return [secrets[self.session.keep_place(rank, time.monotonic(), self.keys.renew)]]
@@ -691,9 +425,9 @@ class NetworkWriter(NetworkEnd):
                 self._local.release_reader(rank)
             return
         with self.guard, self.lock:
-            self._flush()
+            self.sending.flush()
             self.session.release(rank, time.monotonic())
-            self._look_again()
+            self.awaited.look_again()
 
     def readmit(self, rank: int) -> None:
         """Opens the place of a reader that has closed or was released to another process."""
@@ -704,7 +438,7 @@ class NetworkWriter(NetworkEnd):
         with self.guard, self.lock:
             self._hear()  # that it has closed, perhaps
             self.session.readmit(rank, time.monotonic(), self.keys.renew)
-            self._look_again()
+            self.awaited.look_again()
 
     def _is_local(self, rank: int | None) -> bool:
         return self._local is not None and rank in self._local.native.ranks
@@ -712,7 +446,7 @@ class NetworkWriter(NetworkEnd):
     def _drain(self) -> float:
         """Waits until every reader has confirmed END, as long as any of them makes progress."""
         with self.lock:  # from now on nobody opens the batch
-            self._take_batch()
+            self.sending.take_batch()
         session, started = self.session, time.monotonic()
         moved = int(_MOVED * max(1.0, self.options.liveness))
         session.end(started)
@@ -728,7 +462,7 @@ class NetworkWriter(NetworkEnd):
             names = names_of(session.texts(session.unfinished(), time.monotonic()))
             return blocked("close() of the writer", waited, "messages are unread", names)
 
-        poller = self._full_poller
+        poller = self._pollers[False, True]
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
             self.wait(over, self._deadline, str, stall_line=line, poller=poller)
@@ -748,7 +482,7 @@ class NetworkWriter(NetworkEnd):
         super()._free(linger)
         if self._lends:
             self._lends = False
-            self._batch.close()
+            self.sending.batch.close()
             end_lending()
 
 
