@@ -11,6 +11,7 @@ import ipaddress
 import os
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -262,7 +263,17 @@ def begin_lending() -> None:
         if _writers == 0:
             _is_foreign = collector.is_alive()
             zmq.Frame(b"first", copy=False)
+            if sys.version_info < (3, 13):
+                # pyzmq asks before each message, and starts another collector if it has ended. In
+                # these versions a thread counts as ended once a signal handler has raised in
+                # `is_alive` (bpo-46726).
+                collector.thread.is_alive = _is_alive  # type: ignore[method-assign, union-attr]
         _writers += 1
+
+
+def _is_alive() -> bool:
+    """A collector runs until it is stopped; pyzmq forgets its thread then."""
+    return True
 
 
 def end_lending() -> None:
