@@ -153,6 +153,15 @@ def test_sa_larger_than_the_ring() -> None:
         assert reader.get(*place) == bytes(188)
 
 
+@pytest.mark.parametrize("size", [107, 108])
+def test_a_limit_above_the_ring_is_logged(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, when the storage is made: its readers and its objects are as ever."""
+    with store_of(size=size, max_object_size=100) as (writer, (reader,)):
+        assert reader.get(*writer.put("k", bytes(10))) == bytes(10)
+    lines = [line for line in caplog.messages if "(max_object_size), but the ring has" in line]
+    assert len(lines) == (size < 108)
+
+
 def test_sb_clear() -> None:
     """SB: a handle from before clear() gets its own bytes until their space is used, then an
     error; ids go on, and are not used again."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlane._base.arguments import integer_from
 from memlane._base.blame import listed, role_name, suspicion
-from memlane._base.diagnosis import facts_about, participant
+from memlane._base.diagnosis import facts_about, participant, warn
 from memlane._base.lifetime import Owned, undone_by
 from memlane._base.segments import released_after
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
@@ -56,7 +56,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
 
     Args:
         max_object_size: limit of one object in bytes: 4 of read count, metadata and data. An object
-            must also fit the ring, with 8 bytes more.
+            must also fit the ring, with 8 bytes more; a larger limit is logged.
         n_readers: number of readers. Each is to read an object once per reference to it.
         ring_buffer: if this process created it, this is the writer; if it attached to it, this is a
             reader, in the next free place. The storage closes it.
@@ -134,6 +134,16 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
                 self._end = StoreWriter.create(segment, *sizes, secret, unlink_when_complete)
                 books = self.key_index, self.id_index, self.writer_flag, self._touched
                 self._index = ObjectIndex(segment, self._end, *books)
+            least = self.max_object_size + ring_buffer.MD_SIZE
+            if size < least:  # no error: vLLM accepts it, and smaller objects fit
+                warn(
+                    "objects of up to %d bytes are allowed (max_object_size), but the ring has %d: "
+                    "larger ones raise StoreFull; make a ring of at least %d bytes, or lower "
+                    "max_object_size",
+                    self.max_object_size,
+                    size,
+                    least,
+                )
         else:
             self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
         self._own(self._end.abandon)
