@@ -63,13 +63,14 @@ public:
             self() = this;
             thread_id_ = static_cast<pid_t>(::syscall(SYS_gettid));  // glibc 2.28 has no function for it
             is_in_hook_ = true;
+            is_in_hook_.notify_one();
             is_open_.wait(false);
             is_in_hook_ = false;
             role([this](int round) { round_ = round; });
             self() = nullptr;
             ended_ = true;
         });
-        while (!is_in_hook_) ::sched_yield();
+        is_in_hook_.wait(false);
     }
     ~Actor() {
         if (thread_.joinable()) thread_.join();
@@ -87,7 +88,9 @@ public:
         const std::uint64_t before = passages_;
         is_open_ = true;
         is_open_.notify_one();
-        for (int looks = 0; (rest_ = look()) == Rest::paused; ++looks) looks < 20 ? ::sched_yield() : ::usleep(20);
+        // More and more rarely: on a busy machine it may not run for long, and each look takes system calls.
+        for (int looks = 0; (rest_ = look()) == Rest::paused; ++looks)
+            looks < 20 ? ::sched_yield() : ::usleep(static_cast<useconds_t>(std::min(looks, 1000)));
         is_open_ = false;
         // A thread that is still ending may hold the allocator's lock; the other, waiting for it, would look asleep.
         if (rest_ == Rest::ended) thread_.join();

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.engines import sources
+from tests.engines import sources, warm
 from tests.support.missing import package
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Each of their many processes imports torch, which takes its time on a busy machine."""
+    """They start many processes, which takes its time on a busy machine."""
     item.add_marker(pytest.mark.soak(seconds=600))
 
 
@@ -16,3 +16,10 @@ def _fetched() -> None:
     package("torch")
     for release in sources.USUAL:
         sources.fetch(release)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(request: pytest.FixtureRequest) -> None:
+    """Before the first test looks at what it has not left behind."""
+    if hasattr(request.module, "run"):
+        warm.server()

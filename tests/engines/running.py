@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.engines import sources
+from tests.engines.warm import server
 from tests.support import PATIENCE
 
 RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
@@ -20,20 +20,28 @@ def run(
     *names: str,
     release: str = "0.33",
     file: str | None = None,
-    interpreter: Sequence[str] = (sys.executable,),
+    interpreter: Sequence[str] | None = None,
     fails: bool = False,
     **environment: str,
 ) -> str:
-    """What the scenarios wrote to both streams; they must end well, or badly if it `fails`."""
+    """What the scenarios wrote to both streams; they must end well, or badly if it `fails`.
+
+    `interpreter`: the command of a new one, in place of a fork of one that has imported torch.
+    """
     sources.engine(release)
     file = file or f"{sources.PACKAGES[release]}_scenarios"
     clean = {
         k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SGLANG_", "MEMLANE_"))
     }
+    environment = {**clean, "VLLM_HOST_IP": "127.0.0.1", **environment}
+    if interpreter is None:
+        status, output = server().run([release, file, *names], environment, 5 * PATIENCE)
+        assert (status != 0) == fails, output
+        return output
     process = subprocess.Popen(
         [*interpreter, "-m", "tests.engines", release, file, *names],
         cwd=ROOT,
-        env={**clean, "VLLM_HOST_IP": "127.0.0.1", **environment},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

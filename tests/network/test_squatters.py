@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from memlane import AccessRefused, MessageQueue, TimedOut, WriterDied
+from memlane import AccessRefused, MessageQueue, TimedOut, WriterDied, WriterUnreachable
 from memlane.broadcast.protocol import frames as wire
 from tests.support import PATIENCE, Remote, start
 from tests.support.queues import refuses
@@ -119,6 +119,6 @@ def test_a_port_that_is_taken_over(name: str) -> None:
         with SQUATTERS[name](port, epoch):
             with refuses(WriterDied, AccessRefused):
                 reader.dequeue(PATIENCE)
-            with refuses(AccessRefused, TimedOut):
+            with refuses(AccessRefused, TimedOut, WriterUnreachable):
                 MessageQueue.create_from_handle(handle, 0, timeout=1.0)
     assert not Bomb.went_off
