@@ -478,7 +478,7 @@ def test_reports_that_cannot_be(row: ReportRow) -> None:
         for rank in (0, 2):
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
             stack.callback(reader.close)
-        held = writer._writer.session._places  # type: ignore[union-attr]
+        held = writer._writer.session.places  # type: ignore[union-attr]
         report = wire.Report(*held.peers[0].ring, [row])
         with refuses(CorruptMessage) if row.place in (7, -1, 2) else nullcontext():
             assert held.rows_of(held.peers[0], report, 0) == []

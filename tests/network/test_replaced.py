@@ -132,7 +132,7 @@ def test_who_was_stopped_and_comes_back() -> None:
         waiting = reader.begin("dequeue")
         network: Any = writer._writer
         with network.locked():
-            route = next(iter(network.session.connections()))
+            route = next(iter(network.session.places.connections()))
             network.session.silent(route, "its host is silent", 0.0)
         with refuses(ReaderDied):
             writer.enqueue("never", PATIENCE)

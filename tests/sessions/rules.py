@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from memlane.broadcast.protocol.connection_state import ConnectionState
+from memlane.broadcast.protocol.ending import Ending
 from memlane.broadcast.protocol.frames import Header, Hello, Report, ReportRow, What, control
 from memlane.broadcast.protocol.outbox import Outbox
 from memlane.broadcast.protocol.peer import MAX_IDLE_FRAMES, Peer
@@ -788,7 +789,7 @@ def a_writer_that_is_stopped_while_it_closes() -> None:
     made.send()
     made.close_writer()
     made.writer.delay_clocks(4.0, made.now + 4.0)
-    assert not made.writer.is_stuck(made.now + 4.0)
+    assert not made.writer.ending.is_stuck(made.now + 4.0)
 
 
 @example
@@ -1483,12 +1484,12 @@ RULES = [
     Rule("the end is sent again over a new connection", "an_end_that_a_reader_has_lost", Peer,
          "begin_stream", "cursor, 0.0", "cursor, 1e9"),
     Rule("a closing writer waits while readers make progress",
-         "a_writer_that_closes_while_its_readers_are_slow", W, "is_stuck", "max(since, latest)",
-         "since"),
-    Rule("an absent reader is owed what was sent", "a_reader_that_comes_while_its_writer_closes", W,
-         "unfinished", "(peer.is_missing and self.next > peer.first)", "False"),
+         "a_writer_that_closes_while_its_readers_are_slow", Ending, "is_stuck",
+         "max(since, latest)", "since"),
+    Rule("an absent reader is owed what was sent", "a_reader_that_comes_while_its_writer_closes",
+         Ending, "unfinished", "(peer.is_missing and self._outbox.next > peer.first)", "False"),
     Rule("a reader without a connection has its own deadline",
-         "a_reader_that_dies_while_its_writer_closes", W, "is_stuck", "peer.link is Link.LOST",
+         "a_reader_that_dies_while_its_writer_closes", Ending, "is_stuck", "peer.link is Link.LOST",
          "False"),
     Rule("readers behind a relay that ended continue alone", "a_host_that_dies", Places, "parted",
          "not peer.via.is_relay", "False"),
@@ -1502,7 +1503,7 @@ RULES = [
          "a_relay_that_cannot_pass_on_a_message", R, "read_alone", "if taken < self.taken or ",
          "if "),
     Rule("a writer names the readers behind a relay that is stuck",
-         "a_writer_that_closes_while_a_relay_passes_nothing_on", W, "missed",
+         "a_writer_that_closes_while_a_relay_passes_nothing_on", Ending, "missed",
           "or (peer.via in owing and peer.life is not Life.CLOSED)", ""),
     Rule("readers behind a relay are told when it ends",
          "a_neighbour_that_computes_while_its_relay_ends", W, "_part_readers", "peer.say(", "("),
@@ -1554,7 +1555,7 @@ RULES = [
     Rule("a ring has a name", "a_relay_whose_ring_has_no_name", Places, "rows_of",
          "if not report.name:", "if False:"),
     Rule("nobody acknowledges what was not sent", "a_member_that_acknowledges_what_was_not_sent", W,
-         "_take", "<= sequence <= self.next", "<= sequence"),
+         "_take", "<= sequence <= self.outbox.next", "<= sequence"),
     Rule("a relay speaks for readers behind it only",
          "a_relay_that_lies_about_readers_of_other_hosts", Places, "rows_of",
          "if teller in (peer, peer.via)", ""),
@@ -1584,10 +1585,11 @@ RULES = [
          "a_reader_that_is_stopped_before_its_first_connection", ConnectionState, "delay_clock",
          "self._ended_at = min(now, self._ended_at + seconds)", "pass"),
     Rule("a writer that was stopped listens before it gives up",
-         "a_writer_that_is_stopped_while_it_closes", W, "delay_clocks",
-         "self._ending_since = now", "pass"),
+         "a_writer_that_is_stopped_while_it_closes", Ending, "delay",
+         "self._since = now", "pass"),
     Rule("a reader that only reconnects is not waited for",
-         "a_member_that_only_reconnects_while_its_writer_closes", W, "is_stuck", "3 if", "1e9 if"),
+         "a_member_that_only_reconnects_while_its_writer_closes", Ending, "is_stuck", "3 if",
+         "1e9 if"),
     Rule("a reader that only attaches is not waited for",
          "a_member_that_attaches_for_ever_while_its_writer_closes", W, "_greet",
          "peer.apply(Event.SENT_TO_RELAY", "peer.attach(Event.SENT_TO_RELAY"),
@@ -1606,7 +1608,7 @@ RULES = [
          " and not peer.session", ""),
     Rule("a place whose messages are gone is no other rank's",
          "a_released_place_that_another_rank_is_given", W, "keep_place",
-         "spare.first == self._outbox.next", "True"),
+         "spare.first == self.outbox.next", "True"),
     Rule("a released rank has no handle again", "a_released_place_that_another_rank_is_given",
          Places, "spare_for", "peer.rank == rank or (", "("),
     Rule("an old key gives nobody more time", "a_place_that_another_process_takes", W,

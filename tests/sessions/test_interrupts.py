@@ -100,8 +100,8 @@ class Interrupted(World):
     def recover(self) -> None:
         """What was staged the ring has not got, because there is none."""
         if self.outbox.staged is not None:
-            self.writer.settle(self.outbox.staged[1])
-        self.sent = self.writer.next
+            self.outbox.settle(self.outbox.staged[1])
+        self.sent = self.outbox.next
 
     def read(self, reader: Reader) -> None:
         try:

@@ -135,8 +135,8 @@ def test_a_holder_of_two_keys_on_one_route() -> None:
         hello = hello_of(world.readers[place], **{**fresh, "number": 1 + (route == b"Y")})
         session.heard(route, hello, world.now, place, "somewhere")
     session.lost(b"X", world.now)
-    session.stage([(b"message",)], 7)
-    session.publish()
+    session.outbox.stage(7, [(b"message",)])
+    session.outbox.commit()
     for count, (route, _, peer, cursor) in enumerate(session.frames_due()):
         assert count < 100, "it is due for ever"
         if peer is not None and route == b"X":

@@ -125,7 +125,7 @@ class World:
         for rank in range(len(hosts)):  # as export_handle(rank) does
             self.writer.keep_place(rank, self.now, lambda _ticket: None)
         self.peers = self.writer._peers
-        self.outbox = self.writer._outbox
+        self.outbox = self.writer.outbox
         self.is_writer_stopped = self.is_writer_gone = self.was_writer_killed = False
         self.readers = [Reader(self, rank, host) for rank, host in enumerate(hosts)]
         self.former: list[Reader] = []  # whose places others have taken
@@ -145,44 +145,44 @@ class World:
     def send_together(self, count: int, size: int = 5) -> None:
         """Enqueues small messages that share a frame, as many as there is room for."""
         session = self.writer
-        if self.is_writer_stopped or self.is_writer_gone or session._ending_since is not None:
+        if self.is_writer_stopped or self.is_writer_gone or session.ending.has_begun:
             return
         messages, nbytes = session.room()
         bodies = [b"%d." % (self.sent + at) + bytes(size) for at in range(min(count, messages))]
         total = sum(map(len, bodies))
         if not bodies or total > nbytes:
             return
-        first = session.next
+        first = session.outbox.next
         frame = b"".join(
             whole_header(EPOCH, first + at, Kind.BYTES, len(body)) + body
             for at, body in enumerate(bodies)
         )
         self.sent += len(bodies)
-        session.append_batch(first, frame, total, len(bodies))
+        session.outbox.append_batch(first, frame, total, len(bodies))
         self.write()
 
     def send(self, size: int = 5, *, fate: str = "") -> None:
         """Enqueues, if there is room. `fate`: a handler raises before or after the ring has it."""
         session = self.writer
-        if self.is_writer_stopped or self.is_writer_gone or session._ending_since is not None:
+        if self.is_writer_stopped or self.is_writer_gone or session.ending.has_begun:
             return
         if not session.has_room(size):
             return
         body = b"%d." % self.sent + bytes(size)
         if self.pieces == 1:
-            pieces = [(whole_header(EPOCH, session.next, Kind.BYTES, len(body)) + body,)]
+            pieces = [(whole_header(EPOCH, session.outbox.next, Kind.BYTES, len(body)) + body,)]
         else:
-            pieces = _split(body, session.next, self.pieces)
+            pieces = _split(body, session.outbox.next, self.pieces)
         if not fate and self.pieces == 1:
             self.sent += 1
             self._send(session.publish_alone(pieces[0], size))
         else:
-            session.stage(pieces, size, self.sent)
+            session.outbox.stage(size, pieces, self.sent)
             self.sent += fate != "before"
             if fate:
-                session.settle(self.sent)
+                session.outbox.settle(self.sent)
             else:
-                session.publish()
+                session.outbox.commit()
         self.write()
 
     def reset(self, reader: Reader, arrived: int = 0) -> None:
@@ -218,7 +218,7 @@ class World:
     def replace(self, rank: int) -> Reader | None:
         """Another process takes the place of a reader that has ended."""
         session, old, peer = self.writer, self.readers[rank], self.peers[rank]
-        if self.is_writer_stopped or self.is_writer_gone or session._ending_since is not None:
+        if self.is_writer_stopped or self.is_writer_gone or session.ending.has_begun:
             return None
         if peer.life is Life.DEAD:
             session.release(rank, self.now)
@@ -266,7 +266,7 @@ class World:
 
     def close_writer(self) -> None:
         if not self.is_writer_gone:
-            self.writer.end(self.now)
+            self.writer.ending.begin(self.now)
 
     def advance(self, seconds: float = STEP) -> None:
         """Time passes; who runs does what is due."""
@@ -355,24 +355,24 @@ class World:
         if self.gap:  # behind what has come meanwhile, as the thread does it
             session.delay_clocks(self.gap, now)
             self.gap = 0.0
-        for route in session.connections():
+        for route in session.places.connections():
             line = self.lines[route]
             since = self._is_cut(line.reader)
             if not line.is_up:
                 session.lost(route, now)
             elif since is not None and now - since >= BOUND:
                 session.silent(route, "silent", now)
-        for route in session.talkative():
+        for route in session.places.talkative():
             if not self.lines[route].to_reader:
                 session.drained(route)
         session.tick(now)
         if not (session.is_everybody_here or session.count_absent()):
             session.announce_ready()
         self._flush_writer()
-        if session._ending_since is not None and (
-            not session.unfinished() or session.is_stuck(now)
+        if session.ending.has_begun and (
+            not session.ending.unfinished() or session.ending.is_stuck(now)
         ):
-            self.missed = session.missed()
+            self.missed = session.ending.missed()
             self.is_writer_gone = True
             for reader in self.readers + self.former:
                 self.reset(reader, 1000)
@@ -705,7 +705,7 @@ class World:
             if peer.life in (Life.CLOSED, Life.RELAYING):
                 assert reader.has_closed, f"reader {reader.rank} did not close"
             if reader.outcome == "WriterClosed":
-                assert self.writer._ending_since is not None
+                assert self.writer.ending.has_begun
                 assert taken == self.sent
             if reader.outcome in ("WriterDied", "AccessRefused"):
                 assert self.is_writer_gone or reader.writer_was_out, (

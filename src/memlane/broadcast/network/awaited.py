@@ -221,4 +221,4 @@ class AwaitedRoom:
             return blocked("writer", waited, FULL, self._who())
 
     def _who(self) -> str:
-        return self._session.in_the_way(self._sending.wanted, time.monotonic())
+        return self._session.outbox.in_the_way(self._sending.wanted, time.monotonic())

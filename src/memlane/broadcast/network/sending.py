@@ -68,6 +68,7 @@ class Sending:
         codec: Codec,
     ) -> None:
         self._end, self._session, self._transport, self._local = end, session, transport, local
+        self._outbox = session.outbox
         self._encoder = Encoder(codec)
         self.batch = FrameBatch(codec, whole_header(session.epoch, 0, 0, 0), SMALL)
         self.wanted = self.waits = 0
@@ -101,7 +102,7 @@ class Sending:
 
     def _sent(self) -> int:
         """A number that grows with the message: what is staged is settled by the ring's."""
-        return self._session.next if self._local is None else self._local.position
+        return self._outbox.next if self._local is None else self._local.position
 
     def _send_alone(self, obj: Any, timeout: float | None, deadline: Deadline) -> None:
         encoder, session = self._encoder, self._session
@@ -117,7 +118,7 @@ class Sending:
             must_wait = size > self._room and self._reserve(size, deadline)
             has_waited = must_wait and timeout != 0
             # Whatever may fail happens before the ring publishes.
-            self._stage(pieces_of(encoder, session.epoch, session.next, size), size)
+            self._stage(pieces_of(encoder, session.epoch, self._outbox.next, size), size)
             if self._local is not None:
                 left = deadline.left() if has_waited else timeout
                 self._local.native.send_encoded(encoder, left, self._end)
@@ -142,7 +143,7 @@ class Sending:
         with self._end.guard:
             self.begin()
             self._reserve(0, deadline)
-            self._stage(raw_piece(self._session.epoch, self._session.next), 0)
+            self._stage(raw_piece(self._session.epoch, self._outbox.next), 0)
             with local.native.write_block(owner, deadline.left()) as view:
                 yield view
             self._publish()
@@ -183,13 +184,13 @@ class Sending:
         """Stages the next message, before the ring gets it."""
         with self._end.lock:
             self._stages = True
-            self._session.stage(pieces, size, self.position)
+            self._outbox.stage(size, pieces, self.position)
 
     def _publish(self) -> None:
         """Hands the staged message over to every reader that has a stream."""
         with self._end.lock:
             self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
-            size = self._session.publish()
+            size = self._outbox.commit()
             self.flush()
             self._was_interrupted = self._stages = False
             self._settle(1, size)
@@ -198,7 +199,7 @@ class Sending:
         """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
         with self._end.lock:
             session = self._session
-            piece = piece_of(self._encoder, session.epoch, session.next, size)
+            piece = piece_of(self._encoder, session.epoch, self._outbox.next, size)
             self._was_interrupted = True
             self._send(session.publish_alone(piece, size))
             self._was_interrupted = False
@@ -217,7 +218,7 @@ class Sending:
         batch = self.batch
         if batch.shut():
             count, size = batch.count, batch.nbytes
-            self._session.append_batch(batch.first, batch.frame(), size, count)
+            self._outbox.append_batch(batch.first, batch.frame(), size, count)
             self._count(count, size)
             batch.clear()
 
@@ -242,7 +243,7 @@ class Sending:
         is_free = self._end.guard.thread in (0, threading.get_ident())
         if self._local is None and is_free and not self._end.is_closing:
             room = min(self._room, UNREAD - self._unread)
-            self.batch.open(self._session.next, self._credit, room)
+            self.batch.open(self._outbox.next, self._credit, room)
 
     # Frames -----------------------------------------------------------------------------------
 
@@ -281,9 +282,9 @@ class Sending:
         """Recovers if a signal handler has raised while a message was sent or frames were read."""
         with self._end.lock:
             is_on_its_way = self._stages and self._end.guard.thread != 0
-            if self._session.is_staged and not is_on_its_way:
+            if self._outbox.staged is not None and not is_on_its_way:
                 self._was_interrupted = True
-                self._session.settle(self.position)
+                self._outbox.settle(self.position)
             if self._was_interrupted:
                 self._room = -1  # what was sent may not have been counted
                 self._transport.repair()

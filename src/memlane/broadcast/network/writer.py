@@ -147,7 +147,7 @@ class NetworkWriter(NetworkEnd):
         self._wait(
             lambda: session.has_room(size),
             deadline,
-            lambda: session.in_the_way(size, time.monotonic()),
+            lambda: session.outbox.in_the_way(size, time.monotonic()),
             FULL,
         )
 
@@ -165,10 +165,10 @@ class NetworkWriter(NetworkEnd):
     def _note_desertion(self, now: float) -> None:
         """Logs once that nobody reads any more. Only after a second, because a writer may be about
         to end as its readers did."""
-        since = self.session.deserted_since()
+        since = self.session.places.deserted_since()
         if since is None:
             return
-        ranks = [row.rank for row in self.session.statistics()]
+        ranks = [peer.rank_or_usual for peer in self.session.places.peers]
         if self._local is not None:
             here = None
             with suppress(Closed):  # by another thread
@@ -210,6 +210,11 @@ class NetworkWriter(NetworkEnd):
         if self.awaited.is_awaited:
             self.awaited.show()
 
+    def _absent(self) -> str:
+        """The readers that have not attached, here and elsewhere."""
+        session, here = self.session, self._absent_here()
+        return names_of(session.places.absent_texts(here, session.outbox.next, time.monotonic()))
+
     def _absent_here(self) -> list[str]:
         """The readers on this host that have not attached, or had not when this end closed."""
         if self._never_came is not None:
@@ -221,14 +226,14 @@ class NetworkWriter(NetworkEnd):
         session, transport, now = self.session, self.transport, time.monotonic()
         self._note_time()
         self._look_at = transport.shut_flooding(now)
-        for route in session.connections():
+        for route in session.places.connections():
             connection = transport.connections.get(route)
             if connection is None or not connection.is_open:
                 session.lost(route, now)
             elif connection.is_silent(self.options.liveness):
                 why = f"its host has not answered for {self.options.liveness} s"
                 session.silent(route, why, now)
-        for route in session.talkative():
+        for route in session.places.talkative():
             connection = transport.connections.get(route)
             if connection is not None and connection.is_drained():
                 session.drained(route)
@@ -237,7 +242,7 @@ class NetworkWriter(NetworkEnd):
         if session.has_dead():
             self.sending.forget_room()  # so that the next call looks, and raises
         ends = [due, self._look_at, now if transport.has_more else None]
-        if session.connections() or session.has_lost():
+        if session.places.connections() or session.places.has_lost():
             ends.append(now + min(self.options.liveness / _LOOKS, _LONGEST_PAUSE))
         return min((end for end in ends if end is not None), default=None)
 
@@ -271,7 +276,7 @@ class NetworkWriter(NetworkEnd):
         self.session.delay_clocks(seconds, now)
 
     def _is_doubting(self) -> bool:
-        return self.session.has_lost()
+        return self.session.places.has_lost()
 
     def _serve(self) -> None:
         with self.lock:
@@ -305,7 +310,7 @@ class NetworkWriter(NetworkEnd):
         with self.lock:
             self._tick()
             self.check()
-            self.session.raise_death()
+            self.session.places.raise_death()
         return False
 
     def _wait(
@@ -324,7 +329,7 @@ class NetworkWriter(NetworkEnd):
 
         def ready() -> bool | None:
             self.check()
-            self.session.raise_death()
+            self.session.places.raise_death()
             if self._local is not None:
                 self._local.raise_death()
             if is_ready():
@@ -347,7 +352,7 @@ class NetworkWriter(NetworkEnd):
         """Those of all readers that have ever attached. A pid of another host may be among them."""
         with self.lock:
             here = set() if self._local is None else self._local.pids()
-            return here | self.session.pids()
+            return here | self.session.places.pids()
 
     def wait_until_ready(self, timeout: float | None, starting: Starting | None = None) -> None:
         deadline = Deadline(timeout)
@@ -356,7 +361,7 @@ class NetworkWriter(NetworkEnd):
             self._wait(
                 lambda: not self.session.count_absent(),
                 deadline,
-                lambda: names_of(self.session.absent_texts(self._absent_here(), time.monotonic())),
+                self._absent,
                 "not all readers have attached to the queue",
                 starting,
             )
@@ -391,8 +396,8 @@ class NetworkWriter(NetworkEnd):
             if is_free:
                 self._hear()
                 self.awaited.look_again()
-            sent, nbytes = self.session.next, self.session.sent_bytes
-            rows = self.session.statistics()
+            sent, nbytes = self.session.outbox.next, self.session.outbox.bytes
+            rows = self.session.places.statistics(sent)
         waits, spills = self.sending.waits, 0
         if self._local is not None:
             here = self._local.statistics()
@@ -447,29 +452,29 @@ class NetworkWriter(NetworkEnd):
         """Waits until every reader has confirmed END, as long as any of them makes progress."""
         with self.lock:  # from now on nobody opens the batch
             self.sending.take_batch()
-        session, started = self.session, time.monotonic()
+        session, ending, started = self.session, self.session.ending, time.monotonic()
         moved = int(_MOVED * max(1.0, self.options.liveness))
-        session.end(started)
+        ending.begin(started)
 
         def over() -> bool | None:
-            for route in session.connections():
+            for route in session.places.connections():
                 connection = self.transport.connections.get(route)
                 if connection is not None and (nbytes := connection.moved(moved)):
                     session.moved(route, nbytes, time.monotonic())
-            return not session.unfinished() or session.is_stuck(self.ran_at) or None
+            return not ending.unfinished() or ending.is_stuck(self.ran_at) or None
 
         def line(waited: float) -> str:
-            names = names_of(session.texts(session.unfinished(), time.monotonic()))
+            names = names_of(ending.texts(ending.unfinished(), time.monotonic()))
             return blocked("close() of the writer", waited, "messages are unread", names)
 
         poller = self._pollers[False, True]
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
             self.wait(over, self._deadline, str, stall_line=line, poller=poller)
-        missed = session.missed()
+        missed = ending.missed()
         if missed:
             now = time.monotonic()
-            names, waited = names_of(session.texts(missed, now)), now - started
+            names, waited = names_of(ending.texts(missed, now)), now - started
             ranks = tuple(peer.rank_or_usual for peer in missed)
             raise TimedOut(
                 f"closed after {waited:.1f} s, but {names} did not confirm receiving all messages",

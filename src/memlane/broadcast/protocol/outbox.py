@@ -11,6 +11,7 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from memlane._base.blame import listed
 from memlane.broadcast.protocol.frames import (
     PIECE,
     SMALL,
@@ -113,14 +114,20 @@ class Outbox:
         """Stages the next message. The ring gets it first; its position before that is `mark`."""
         self.staged = Message(self.next, size, self.bytes + size, pieces), mark
 
-    def commit(self) -> None:
-        """Makes the staged message, if there is one, the newest."""
+    def commit(self) -> int:
+        """Makes the staged message, if there is one, the newest; returns its size."""
         if self.staged is None:
-            return
+            return 0
         message = self.staged[0]
         # A signal handler can raise only after a call, so either all of this happens or none.
         self.next, self.bytes, self.staged = message.sequence + 1, message.end, None
         self._messages.append(message)
+        return message.size
+
+    def append_batch(self, first: int, frame: bytes, size: int, count: int) -> None:
+        """Makes `count` small messages that share a frame the newest, unless they are already."""
+        if first == self.next:
+            self.append((frame,), size, count)
 
     def append(self, piece: Piece, size: int, count: int = 1) -> None:
         """Makes a message in one piece the newest, or `count` that share a frame; there is no ring
@@ -175,7 +182,7 @@ class Outbox:
     # Windows ----------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        """Does one more message of `size` bytes fit every reader's window?"""
+        """Whether one more message of `size` bytes fits every reader's window."""
         return not any(self._is_in_the_way(peer, size) for peer in self._peers)
 
     def _is_in_the_way(self, peer: Peer, size: int) -> bool:
@@ -185,9 +192,10 @@ class Outbox:
         is_too_much = in_flight > 0 and in_flight + size > self._window_bytes
         return is_too_much or self.next - peer.taken >= self._window
 
-    def in_the_way(self, size: int) -> list[Peer]:
-        """The readers whose window is full."""
-        return [peer for peer in self._peers if self._is_in_the_way(peer, size)]
+    def in_the_way(self, size: int, now: float) -> str:
+        """The readers whose window is full, likeliest cause first."""
+        full = [peer for peer in self._peers if self._is_in_the_way(peer, size)]
+        return listed([peer.facts(self.next, now) for peer in full])
 
     def room(self) -> tuple[int, int]:
         """How many messages, and bytes in total, fit every window; negative bytes: none fits."""

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 from memlane._base.naming import MOST_NAMED, names_of, not_readmitted
 from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
 from memlane.broadcast.protocol.peer import Peer
-from memlane.broadcast.protocol.states import Life
-from memlane.errors import CorruptMessage, InvalidArgument
+from memlane.broadcast.protocol.states import Life, Link
+from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from memlane.broadcast.statistics import ReaderStatistics
 
 
 class Places:
@@ -64,6 +66,10 @@ class Places:
     def absent(self) -> list[Peer]:
         """The readers that are expected, and have not attached."""
         return [peer for peer in self.peers if peer.is_missing]
+
+    def pids(self) -> set[int]:
+        """The pids of all readers that have ever attached."""
+        return self.former_pids | {peer.pid for peer in self.peers if not peer.is_absent}
 
     def absent_texts(self, here: list[str], sent: int, now: float) -> list[str]:
         """The absent readers, the local ones (`here`) first; only the first few by name."""
@@ -152,6 +158,49 @@ class Places:
         if not found or rank in self._local_ranks:
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
         return found[0]
+
+    # How they are --------------------------------------------------------------------------
+
+    def connections(self) -> list[bytes]:
+        """The connections that readers need, so that their loss has to be reported."""
+        return [
+            peer.route
+            for peer in self.peers
+            if peer.route is not None and peer.is_connected and (peer.is_here or peer.is_absent)
+        ]
+
+    def talkative(self) -> list[bytes]:
+        """The connections that have sent frames without progress: their answers may be unread."""
+        return [
+            peer.route
+            for peer in self.peers
+            if peer.idle_frames and peer.route is not None and peer.is_connected
+        ]
+
+    def has_lost(self) -> bool:
+        """Whether the clock of any reader runs."""
+        return any(peer.link is Link.LOST for peer in self.peers)
+
+    def deserted_since(self) -> float | None:
+        """When the last reader closed, if every reader has closed or was released; else None."""
+        if any(peer.is_waited_for or peer.life is Life.DEAD for peer in self.peers):
+            return None
+        return max(peer.ended_at for peer in self.peers) or None
+
+    def statistics(self, sent: int) -> tuple[ReaderStatistics, ...]:
+        """A row for each reader, after `sent` messages."""
+        return tuple(peer.statistics(sent) for peer in self.peers)
+
+    def raise_death(self) -> None:
+        """Raises ReaderDied until the dead reader is released."""
+        for peer in self.dead():
+            rank = peer.rank_or_usual
+            raise ReaderDied(
+                rank,
+                peer.pid,
+                f" at {peer.address} after {peer.taken} messages: {peer.died}; call "
+                f"release_reader({rank}) to continue without it",
+            )
 
     # Relays -----------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ bounded: `unwanted` lists those that cost more. An honest reader that loses one 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
-from memlane._base.arguments import integer
-from memlane._base.blame import listed
 from memlane._base.naming import MOST_NAMED
 from memlane.broadcast.protocol import admission
+from memlane.broadcast.protocol.ending import Ending
 from memlane.broadcast.protocol.frames import (
     Absent,
     Header,
@@ -34,21 +34,18 @@ from memlane.broadcast.protocol.frames import (
 from memlane.broadcast.protocol.outbox import Outbox, Piece
 from memlane.broadcast.protocol.places import Places
 from memlane.broadcast.protocol.states import Event, Life, Link
-from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
+from memlane.errors import CorruptMessage, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from memlane._base.msgspec import msgspec
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.protocol.peer import Cursor, Peer
-    from memlane.broadcast.statistics import ReaderStatistics
 
     Due = tuple[bytes, Piece, Peer | None, Cursor | None]
     """A route and the frame to send on it; `sent` gets the peer and the cursor back."""
 
-REPEAT = 0.5
-"""Seconds until an unanswered END is sent again."""
 _OVERHEAD = 1 << 20  # bytes of headers and control frames in what a host receives
 
 
@@ -75,64 +72,33 @@ class WriterSession:
         self._options = options
         self._queue_id, self.epoch, self._pid = queue_id, epoch, pid
         self._ring_sizes = ring_sizes
-        self._places = Places(places, local_ranks, late=options.late_readers)
-        self._peers = self._places.peers
-        self._outbox = Outbox(self._peers, options.window, options.window_bytes)
+        self.places = Places(places, local_ranks, late=options.late_readers)
+        self._peers = self.places.peers
+        self.outbox = Outbox(self._peers, options.window, options.window_bytes)
         self._answers: deque[tuple[bytes, bytes]] = deque()  # for those that have no stream
         self._has_taken = False  # some reader has, since messages were last dropped
         self.unwanted: deque[bytes] = deque()
         self.is_asked = self.is_everybody_here = False
-        self._ending_since: float | None = None
-        self._dead_before: list[Peer] = []  # before it began to end
+        self.ending = Ending(
+            self.places, self.outbox, options.liveness, partial(self._frame, What.END)
+        )
 
     # Sending ----------------------------------------------------------------------------------
 
-    @property
-    def next(self) -> int:
-        """The sequence of the message that comes next."""
-        return self._outbox.next
-
-    @property
-    def sent_bytes(self) -> int:
-        """Of all messages that there ever were."""
-        return self._outbox.bytes
-
-    @property
-    def is_staged(self) -> bool:
-        return self._outbox.staged is not None
-
     def has_room(self, size: int) -> bool:
-        """May a message of `size` bytes be sent? Not while a dead reader awaits its release."""
-        return self._outbox.has_room(size) and not self.has_dead()
+        """Whether a message of `size` bytes may be sent; not while a dead reader awaits release."""
+        return self.outbox.has_room(size) and not self.has_dead()
 
     def room(self) -> tuple[int, int]:
         """How many messages, and bytes in total, may be sent; negative bytes: none."""
-        return (0, -1) if self.has_dead() else self._outbox.room()
-
-    def in_the_way(self, size: int, now: float) -> str:
-        """The readers for which a message of `size` bytes has to wait, likeliest cause first."""
-        return listed([peer.facts(self.next, now) for peer in self._outbox.in_the_way(size)])
-
-    def stage(self, pieces: Sequence[Piece], size: int, mark: int = 0) -> None:
-        """Stages the next message. The ring gets it first; its position before that is `mark`."""
-        self._outbox.stage(size, pieces, mark)
-
-    def publish(self) -> int:
-        """Makes the staged message the newest; returns its size."""
-        size = 0 if self._outbox.staged is None else self._outbox.staged[0].size
-        self._outbox.commit()
-        return size
-
-    def settle(self, mark: int) -> None:
-        """After an interruption: the ring's position, `mark`, tells whether it has the message."""
-        self._outbox.settle(mark)
+        return (0, -1) if self.has_dead() else self.outbox.room()
 
     def publish_alone(self, piece: Piece, size: int) -> Iterable[Due]:
-        """Fast path of `stage`, `publish` and `frames_due` for a message in one piece that no ring
-        gets first: less is done if every stream has had everything before it."""
-        here, after = (self._outbox.next, 0), (self._outbox.next + 1, 0)
+        """Appends a message in one piece that no ring gets first, and returns `frames_due`; less is
+        done if every stream has had everything before it."""
+        here, after = (self.outbox.next, 0), (self.outbox.next + 1, 0)
         due: list[Due] = []
-        self._outbox.append(piece, size)
+        self.outbox.append(piece, size)
         for peer in self._peers:
             if peer.link is Link.STREAMING:
                 if peer.cursor != here or peer.said or peer.route is None:
@@ -140,21 +106,16 @@ class WriterSession:
                 due.append((peer.route, piece, peer, after))
         return due
 
-    def append_batch(self, first: int, frame: bytes, size: int, count: int) -> None:
-        """Makes `count` small messages that share a frame the newest, unless they are already."""
-        if first == self._outbox.next:
-            self._outbox.append((frame,), size, count)
-
     def frames_due(self) -> Iterator[Due]:
         """What is due, until it is `sent`. A frame whose sending was interrupted comes again."""
         if self._has_taken:
             self._has_taken = False
-            self._outbox.drop_taken()
+            self.outbox.drop_taken()
         while self._answers:
             route, frame = self._answers[0]
             yield route, (frame,), None, None
         for peer in self._peers:
-            while peer.is_connected and (found := self._outbox.frame_for(peer)) is not None:
+            while peer.is_connected and (found := self.outbox.frame_for(peer)) is not None:
                 piece, cursor = found
                 yield peer.route or b"", piece, peer, cursor
 
@@ -176,7 +137,7 @@ class WriterSession:
         is needed for a HELLO. Returns a line for the log if an attached reader is refused for the
         first time.
         """
-        peer = self._places.at(route)
+        peer = self.places.at(route)
         was_idle, line = True, None
         try:
             header = header_of(frame)
@@ -204,7 +165,7 @@ class WriterSession:
 
     def is_known(self, route: bytes) -> bool:
         """Is that the connection of a reader that has attached or is attaching?"""
-        peer = self._places.at(route)
+        peer = self.places.at(route)
         return peer is not None and peer.is_connected
 
     def _reject(self, route: bytes) -> None:
@@ -225,7 +186,7 @@ class WriterSession:
         elif header.what == What.REPORT:
             return not self._hear_report(peer, body_of(frame, Report), now)
         elif header.what == What.END:
-            if header.sequence != self.next or self._ending_since is None:
+            if header.sequence != self.outbox.next or not self.ending.has_begun:
                 raise CorruptMessage(f"{peer.name} confirms an end that it was not told")
             peer.hear_end()
         else:
@@ -245,24 +206,24 @@ class WriterSession:
             return True, None
         if peer.session == hello.session and hello.number <= peer.greeting:
             return True, None  # by a connection that has ended since
-        refusal = admission.refusal(self._places, peer, hello, self._outbox)
+        refusal = admission.refusal(self.places, peer, hello, self.outbox)
         if refusal is not None:
             peer.authenticate(0.0)  # not from the reader that lost its connection
             self._answers.append((route, self._frame(What.REFUSED, body=refusal)))
             if peer.is_here and peer.session == hello.session and peer.refuse():
-                return True, f"{peer.text(self.next, now)} was refused: {refusal.text}"
+                return True, f"{peer.text(self.outbox.next, now)} was refused: {refusal.text}"
             return True, None
         is_known = route == peer.route
         taken, cursor = peer.wants(hello)
         if peer.is_absent:
             if peer.comes_late:
-                peer.begin_at(self._outbox.next, self._outbox.bytes)
+                peer.begin_at(self.outbox.next, self.outbox.bytes)
                 taken, cursor = peer.wants(hello)
-            self._places.give_up(hello.rank, peer)
+            self.places.give_up(hello.rank, peer)
             is_unshared = peer.is_unshared or peer.comes_late
             is_shared = self._options.relay and len(self._peers) > 1 and not is_unshared
             host = hello.host if is_shared else ""
-            relay = self._places.relay_at(host) if host else None
+            relay = self.places.relay_at(host) if host else None
             peer.ask(hello, host, relay)
             self._connect(peer, route, hello, address, now)
             if relay is not None:
@@ -296,17 +257,17 @@ class WriterSession:
         it has not read by then is freed with the connection, and sent on the next one."""
         if route != peer.route or peer.link is not Link.STREAMING:
             return True
-        peer.resend(self._outbox.bytes_between(begin, peer.cursor))
+        peer.resend(self.outbox.bytes_between(begin, peer.cursor))
         if peer.resent_bytes <= self._options.window_bytes:
             return True
         self._reject(route)
         return False
 
     def _connect(self, peer: Peer, route: bytes, hello: Hello, address: str, now: float) -> None:
-        holder = self._places.at(route)
+        holder = self.places.at(route)
         if holder is not None and holder is not peer:  # it has two keys
             holder.lose(now)
-        former = self._places.move(peer, route)
+        former = self.places.move(peer, route)
         if former is not None:
             self._reject(former)
         peer.connect(route, hello.pid, address, hello.number, now)
@@ -323,14 +284,14 @@ class WriterSession:
     def _hear_report(self, teller: Peer, report: Report, now: float) -> bool:
         """A relay's report on the readers behind it, or such a reader's on itself; returns whether
         it was progress."""
-        rows = self._places.rows_of(teller, report, self.next)
+        rows = self.places.rows_of(teller, report, self.outbox.next)
         is_news = False
         if teller.is_relay:
             teller.report(now)
             if teller.ring is None:
                 is_news = True
                 teller.relay_through((report.name, report.ring_id))
-                for peer in self._places.behind(teller):
+                for peer in self.places.behind(teller):
                     if peer.is_absent:
                         peer.say(self._welcome(peer))
         for peer, row in rows:
@@ -359,14 +320,14 @@ class WriterSession:
 
     def _take(self, peer: Peer, sequence: int, now: float) -> bool:
         """That reader has taken everything before `sequence`; returns whether that is news."""
-        if not peer.taken <= sequence <= self.next:
+        if not peer.taken <= sequence <= self.outbox.next:
             raise CorruptMessage(
                 f"{peer.name} acknowledges message {sequence}: it had taken {peer.taken}, and "
-                f"{self.next} were sent"
+                f"{self.outbox.next} were sent"
             )
         if sequence == peer.taken or not peer.is_waited_for:
             return False
-        peer.take(sequence, self._outbox.end_of(sequence), now)
+        peer.take(sequence, self.outbox.end_of(sequence), now)
         self._has_taken = True
         return True
 
@@ -376,7 +337,7 @@ class WriterSession:
     def _welcome(self, peer: Peer, begin: Cursor = (0, 0)) -> bytes:
         """The WELCOME: where the stream begins, or which ring to make or read from."""
         sequence, piece = begin
-        ring = self._places.ring_of(peer, self._ring_sizes) if peer.host else None
+        ring = self.places.ring_of(peer, self._ring_sizes) if peer.host else None
         options = self._options
         body = Welcome(self._pid, options.window, options.window_bytes, peer.greeting, ring)
         return control(Header(What.WELCOME, self.epoch, sequence, piece=piece), body)
@@ -389,25 +350,9 @@ class WriterSession:
         if ticket == self._ticket_of(peer):
             peer.authenticate(now)
 
-    def connections(self) -> list[bytes]:
-        """Those that readers need, so that their loss has to be reported."""
-        return [
-            peer.route
-            for peer in self._peers
-            if peer.route is not None and peer.is_connected and (peer.is_here or peer.is_absent)
-        ]
-
-    def talkative(self) -> list[bytes]:
-        """Those that have sent frames without progress: have their answers been read?"""
-        return [
-            peer.route
-            for peer in self._peers
-            if peer.idle_frames and peer.route is not None and peer.is_connected
-        ]
-
     def lost(self, route: bytes, now: float) -> None:
         """That connection is gone."""
-        peer = self._places.at(route)
+        peer = self.places.at(route)
         if peer is not None:
             peer.lose(now)
 
@@ -417,7 +362,7 @@ class WriterSession:
 
     def silent(self, route: bytes, why: str, now: float) -> None:
         """Its host does not answer. For readers behind a relay, the relay's reports decide."""
-        peer = self._places.at(route)
+        peer = self.places.at(route)
         if peer is None:
             return
         if peer.is_absent:
@@ -430,16 +375,16 @@ class WriterSession:
     def moved(self, route: bytes, nbytes: int, now: float) -> None:
         """Its host has received so many bytes more. Not progress for ever: a reader that only
         reconnects is sent the same again and again."""
-        peer = self._places.at(route)
+        peer = self.places.at(route)
         if peer is None:
             return
-        owed = self._outbox.bytes - peer.taken_bytes
+        owed = self.outbox.bytes - peer.taken_bytes
         if peer.note_moved(nbytes) <= 2 * owed + _OVERHEAD:
             peer.note_progress(now)
 
     def drained(self, route: bytes) -> None:
         """Its host has received everything that was sent to it."""
-        peer = self._places.at(route)
+        peer = self.places.at(route)
         if peer is not None:
             peer.note_drained()
 
@@ -451,24 +396,19 @@ class WriterSession:
 
     # Time -------------------------------------------------------------------------------------
 
-    def has_lost(self) -> bool:
-        """Does the clock of any reader run?"""
-        return any(peer.link is Link.LOST for peer in self._peers)
-
     def delay_clocks(self, seconds: float, now: float) -> None:
         """For so long no reader could connect, for a reason on this host."""
         for peer in self._peers:
             peer.delay_clock(seconds, now)
-        if self._ending_since is not None:
-            self._ending_since = now  # what came meanwhile has yet to be heard
+        self.ending.delay(now)
 
     def tick(self, now: float) -> float | None:
         """Does what is due; returns when more is due."""
         bound = self._options.liveness
-        for relay in self._places.silent_relays(now - bound):
+        for relay in self.places.silent_relays(now - bound):
             relay.stop_relaying()
         self._part_readers(now)  # an interruption may have skipped this
-        self._outbox.drop_taken()
+        self.outbox.drop_taken()
         dues = []
         for peer in self._peers:
             if peer.lost_since is not None:
@@ -481,61 +421,11 @@ class WriterSession:
                 else:
                     why = f"its connection was lost and not restored within {bound} s"
                     self._die(peer, Event.TIMED_OUT, why, now)
-            elif peer.is_relay and any(self._places.behind(peer)):
+            elif peer.is_relay and any(self.places.behind(peer)):
                 dues.append(peer.reported_at + bound)
-            is_told = self._ending_since is not None and peer.link is Link.STREAMING
-            if is_told and not peer.has_heard_end:
-                if now >= peer.end_due and peer.cursor == (self.next, 0):
-                    peer.tell_end(self._frame(What.END, self.next), now + REPEAT)
-                if peer.end_due > now:
-                    dues.append(peer.end_due)
+            if (again := self.ending.tell(peer, now)) is not None:
+                dues.append(again)
         return min(dues, default=None)
-
-    def end(self, now: float) -> None:
-        """There will be no more messages."""
-        if self._ending_since is None:
-            self._dead_before = list(self._places.dead())
-            self._ending_since = now
-
-    def unfinished(self) -> list[Peer]:
-        """Readers that still have to confirm END; absent ones, too, if any message was sent."""
-        return [
-            peer
-            for peer in self._peers
-            if (peer.owes_end and not self._is_over(peer))
-            or (peer.is_missing and self.next > peer.first)
-        ]
-
-    def _is_over(self, peer: Peer) -> bool:
-        """Is it a relay that has closed and lost its connection, with no readers left behind it?"""
-        is_lost = peer.life is Life.RELAYING and not peer.is_connected
-        return is_lost and not any(
-            other.is_here or other.is_absent for other in self._places.behind(peer)
-        )
-
-    def missed(self) -> list[Peer]:
-        """Readers that may be alive, but have not confirmed END or not taken everything; not those
-        that were dead before it ended."""
-        owing = self.unfinished()
-        return [
-            peer
-            for peer in self._peers
-            if peer not in self._dead_before
-            and (
-                peer in owing
-                or (peer.via in owing and peer.life is not Life.CLOSED)
-                or (peer.is_silent and peer.taken < self.next)
-            )
-        ]
-
-    def is_stuck(self, now: float) -> bool:
-        """Has no unfinished reader made progress for too long? A reader without a connection has
-        its own bound, after which it counts as dead, and one more if it proves its key again."""
-        waiting = self.unfinished()
-        bounds = 3 if any(peer.link is Link.LOST for peer in waiting) else 1
-        since = self._ending_since if self._ending_since is not None else now
-        latest = max((peer.last_progress for peer in waiting), default=now)
-        return now - max(since, latest) >= bounds * self._options.liveness
 
     # Life and death ---------------------------------------------------------------------------
 
@@ -546,68 +436,41 @@ class WriterSession:
 
     def _part_readers(self, now: float) -> None:
         """Readers behind a relay that has ended go on alone, as do those that were attaching."""
-        for peer in self._places.parted():
+        for peer in self.places.parted():
             peer.say(self._frame(What.REFUSED, body=admission.NO_RELAY))
             peer.part(now)
 
-    def deserted_since(self) -> float | None:
-        """When the last reader closed, if every reader has closed or was released; else None."""
-        if any(peer.is_waited_for or peer.life is Life.DEAD for peer in self._peers):
-            return None
-        return max(peer.ended_at for peer in self._peers) or None
-
     def has_dead(self) -> bool:
-        return any(self._places.dead())
-
-    def raise_death(self) -> None:
-        """Raises ReaderDied until the dead reader is released."""
-        for peer in self._places.dead():
-            rank = peer.rank_or_usual
-            raise ReaderDied(
-                rank,
-                peer.pid,
-                f" at {peer.address} after {peer.taken} messages: {peer.died}; call "
-                f"release_reader({rank}) to continue without it",
-            )
+        return any(self.places.dead())
 
     def release(self, rank: int, now: float) -> None:
         """Stops waiting for that reader."""
-        number = integer("rank", rank)
-        self._places.release(number, now)
-        self._outbox.drop_taken()
+        self.places.release(rank, now)
+        self.outbox.drop_taken()
 
     def readmit(self, rank: int, now: float, renew: Callable[[int], None]) -> None:
         """Another process may take the place of that reader, from the next message on. First calls
         `renew` with the ticket of its key; until that returns, nothing changes."""
-        self._reopen(self._places.ended(rank), rank, now, renew)
+        self._reopen(self.places.ended(rank), rank, now, renew)
 
     def _reopen(self, old: Peer, rank: int, now: float, renew: Callable[[int], None]) -> None:
-        new = old.successor(rank, self._outbox.next, self._outbox.bytes, now)
+        new = old.successor(rank, self.outbox.next, self.outbox.bytes, now)
         renew(self._ticket_of(new))
-        self._places.readmit(old, new)
+        self.places.readmit(old, new)
 
     # Places -----------------------------------------------------------------------------------
 
     def count_absent(self) -> int:
         """The remote readers that have not attached."""
-        return len(self._places.absent())
-
-    def pids(self) -> set[int]:
-        """Those of all readers that have ever attached."""
-        present = {peer.pid for peer in self._peers if not peer.is_absent}
-        return present | self._places.former_pids
-
-    def absent_texts(self, here: list[str], now: float) -> list[str]:
-        """The absent readers, the local ones (`here`) first."""
-        return self._places.absent_texts(here, self.next, now)
+        return len(self.places.absent())
 
     def answer(self, here: list[str], now: float) -> None:
         """Answers who asked; `here` names the absent readers on this host."""
         self.is_asked = False
         frame = self._frame(What.READY)
         if not self.is_everybody_here:
-            names = self.absent_texts(here, now)
-            free = [peer.place for peer in self._places.absent()]
+            names = self.places.absent_texts(here, self.outbox.next, now)
+            free = [peer.place for peer in self.places.absent()]
             absent = Absent(names[:MOST_NAMED], free, len(names) - len(free))
             frame = self._frame(What.ABSENT, body=absent)
         for peer in self._peers:
@@ -627,19 +490,12 @@ class WriterSession:
         """The place that is kept for that rank from now on; `is_unshared`: nobody else is
         expected on its host. The last resort is a place whose reader was released before it
         attached, if no message is gone; `renew` is called as by `readmit`."""
-        if not self._places.is_remote(rank):
+        if not self.places.is_remote(rank):
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
-        spare = self._places.spare_for(rank)
-        if spare is not None and spare.first == self._outbox.next:
+        spare = self.places.spare_for(rank)
+        if spare is not None and spare.first == self.outbox.next:
             self._reopen(spare, rank, now, renew)
             return spare.place
-        peer = self._places.kept_for(rank)
+        peer = self.places.kept_for(rank)
         peer.keep_for(rank, is_unshared=is_unshared)
         return peer.place
-
-    def texts(self, peers: list[Peer], now: float) -> list[str]:
-        return [peer.text(self.next, now) for peer in peers]
-
-    def statistics(self) -> tuple[ReaderStatistics, ...]:
-        """A row for each remote reader."""
-        return tuple(peer.statistics(self.next) for peer in self._peers)
