@@ -97,6 +97,45 @@ def test_segments_where_nothing_can_be_seen(gone: str) -> None:
     assert "mount" in said
 
 
+STARTS = {
+    "a queue": "memlane.MessageQueue(1, 1)",
+    "a store": "memlane.SingleWriterShmRingBuffer(4096, create=True)",
+    "a region": "memlane.SharedOffloadRegion('odd', 4096, 1, 0, 1, 4096)",
+}
+
+
+@pytest.mark.parametrize("code", STARTS.values(), ids=STARTS)
+def test_starts_without_proc(code: str) -> None:
+    """Fail by an error that says what to look for, and leave nothing."""
+    said = where("mount -t tmpfs tmpfs /proc", REFUSED.replace("repr(testing.segments())", code))
+    assert said.startswith("SystemFault: ")
+    assert "(is /proc mounted?)" in said
+
+
+FOREIGN = """
+import numpy
+from memlane.tiers import DiskTier, ReplicaTier
+rows, said = numpy.zeros((4, 4096), numpy.uint8), []
+for make in (
+    lambda path: DiskTier(path, rows, 1 << 20),
+    lambda path: ReplicaTier(path, rows),
+    lambda path: memlane.SharedOffloadRegion('odd', 4096, 1, 0, 1, 4096, directory=path),
+):
+    try:
+        make('/tmp/' + chr(233))
+    except memlane.InvalidArgument as error:
+        said.append(str(error))
+"""
+
+
+def test_paths_that_the_locale_does_not_have() -> None:
+    """The error says what to set. Fails without the guard: a UnicodeEncodeError."""
+    locale = ("env", "LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0")
+    disk, replica, region = where(":", FOREIGN, *locale)
+    for said in (disk, replica, region):
+        assert said.endswith(": file names are ascii here; set PYTHONUTF8=1, or LANG=C.UTF-8")
+
+
 CLOSED = """
 os.environ['OPENBLAS_NUM_THREADS'] = '1'
 import numpy, uuid

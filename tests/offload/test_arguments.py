@@ -151,7 +151,7 @@ def test_a_directory_that_is_not_utf8(
 @pytest.mark.parametrize("directory", ["/dev/shm/a\0b", b"/dev/shm/a\0b", "/dev/shm/\ud800"])
 def test_what_is_no_directory(directory: Any) -> None:
     """A name that no file can have is refused, and not cut off."""
-    with refuses(InvalidArgument, match="cannot be a directory"):
+    with refuses(InvalidArgument, match="directory cannot be the path"):
         SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=directory)
 
 

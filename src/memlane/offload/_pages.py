@@ -76,4 +76,4 @@ def _lines_of(path: str) -> list[str]:
     try:
         return Path(path).read_text(errors="replace").splitlines()
     except OSError as error:
-        raise system_fault(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
+        raise system_fault(error.errno or 0, f"{path} cannot be read (is /proc mounted?)") from None

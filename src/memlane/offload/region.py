@@ -13,6 +13,7 @@ from memlane._base.arguments import integer, integer_from
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.lifetime import Owned
 from memlane._base.naming import shown
+from memlane._base.paths import path_from
 from memlane._importing import fork_waits
 from memlane._native import await_bytes
 from memlane.errors import (
@@ -321,15 +322,7 @@ class SharedOffloadRegion(Owned):
 
 def _absolute(directory: object) -> str:
     """The absolute path, because the working directory may change before the name is removed."""
-    if not isinstance(directory, (str, bytes, os.PathLike)):
-        raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
-    try:
-        path = os.path.abspath(os.fsdecode(directory))
-        if b"\0" not in os.fsencode(path):
-            return path
-    except UnicodeEncodeError:  # characters that no file name has
-        pass
-    raise InvalidArgument(f"{directory!r} cannot be a directory")
+    return os.path.abspath(path_from("directory", directory))
 
 
 def _torch(what: str) -> Any:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from memlane import _native
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
+from memlane._base.paths import path_from
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -199,11 +200,9 @@ class DiskTier(Tier):
         checked_policy(policy)
         if direct not in (None, True, False):
             raise InvalidType(f"direct must be True, False or None, not {direct!r}")
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidType(f"path must be a path, not {type(path).__name__}")
-        folder = os.fsdecode(path)
-        if "\0" in folder or folder.encode(errors="replace").decode() != folder:
-            raise InvalidArgument(f"path must be UTF-8, without a zero byte, not {folder!r}")
+        folder = path_from("path", path)
+        if folder.encode(errors="replace").decode() != folder:
+            raise InvalidArgument(f"path must be UTF-8, not {folder!r}")
         self._timeout = seconds_of(timeout)
         self._rows = held
         if direct is None and held.nbytes % _PAGE:

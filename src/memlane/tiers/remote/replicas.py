@@ -18,9 +18,9 @@ from typing import Any
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import warn
+from memlane._base.paths import path_from
 from memlane._locks import Lock
 from memlane._native import SlotReader, crc32c
-from memlane.errors import InvalidType
 from memlane.tiers.remote.blocks import HEADER, MAGIC
 from memlane.tiers.remote.tier import RemoteTier
 from memlane.tiers.remote.transport import Refusal, Refused, Transport, digest_of
@@ -77,13 +77,12 @@ class ReplicaTier(RemoteTier):
         Raises:
             InvalidType, InvalidArgument: an argument is not valid.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidType(f"path must be a path, not {type(path).__name__}")
+        place = Path(path_from("path", path))
         if own is not None:
             text("own", own)
         count = integer_from("threads", threads, 1, 64)
         name = Namespace(namespace).id
-        folder = _Folder(Path(os.fsdecode(path)), own, Rows(rows).nbytes, name)
+        folder = _Folder(place, own, Rows(rows).nbytes, name)
         super().__init__(
             rows,
             lambda _: _Reader(folder),
