@@ -34,7 +34,7 @@ BRINGS = {
     "a kernel that seals memory": "Linux 5.1 or later",
     **dict.fromkeys(
         [
-            *("fastapi", "flask", "httpx", "moto", "obstore"),
+            *("fastapi", "flask", "gevent", "httpx", "moto", "obstore"),
             *("prometheus_client", "redis", "trio", "uvloop"),
         ],
         "pip install 'memlane[test]'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 
 import zmq
 
@@ -27,6 +28,16 @@ def need_curve() -> None:
         )
 
 
+def _need_system_threads() -> None:
+    """Raises Unsupported if gevent has put greenlets in the place of threads."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and any(map(monkey.is_module_patched, ("select", "threading"))):
+        raise Unsupported(
+            "gevent has patched select or threads, which ends to other hosts and groups need; use "
+            "monkey.patch_all(select=False, thread=False)"
+        )
+
+
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     """A context with one I/O thread. Checks limits first: at one, libzmq would abort the process.
 
@@ -35,7 +46,9 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 
     Raises:
         SystemFault: the process cannot open enough descriptors or start enough threads.
+        Unsupported: gevent has patched what it needs.
     """
+    _need_system_threads()
     spare: list[int] = []
     try:
         occupy_standard_streams()
