@@ -59,6 +59,7 @@ def set_up(release: str) -> dict[str, str]:
         _pip("install", "--no-deps", wheel)
         done.touch()
     _pip("install", "scikit-build-core", "nanobind", "cmake", "ninja", "redis", "hiredis")
+    _pip("install", "rich", "py-spy")  # for `memlane stuck`
     if not (SEER / "processor_config.json").exists():
         SEER.mkdir(exist_ok=True)
         _run(PYTHON, Path(__file__).with_name("seer.py"), SEER)

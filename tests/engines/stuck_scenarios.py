@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import signal
 import sys
+import threading
 from importlib import import_module
 from typing import Any
 
@@ -52,8 +54,8 @@ class Engine:
     """The core, after every worker has answered once."""
 
     def __init__(self) -> None:
-        queue = import_module(MODULE).MessageQueue
-        self.steps = queue(2, 2, max_chunk_bytes=CHUNK, max_chunks=CHUNKS)
+        kind = import_module(MODULE).MessageQueue
+        self.steps = kind(2, 2, max_chunk_bytes=CHUNK, max_chunks=CHUNKS)
         handle = self.steps.export_handle()
         self.pids: list[int] = []
         self.answers: list[Any] = []
@@ -61,11 +63,11 @@ class Engine:
             mine, theirs = os.pipe()
             pid = os.fork()
             if pid == 0:
-                self._work(queue, handle, rank, theirs)
+                self._work(kind, handle, rank, theirs)
             self.pids.append(pid)
             with os.fdopen(mine, "rb") as file:
                 os.close(theirs)
-                self.answers.append(queue.create_from_handle(pickle.load(file), 0))
+                self.answers.append(kind.create_from_handle(pickle.load(file), 0))
         self.steps.wait_until_ready()
         for answers in self.answers:
             answers.wait_until_ready()
@@ -73,9 +75,9 @@ class Engine:
         for answers in self.answers:
             answers.dequeue()
 
-    def _work(self, queue: Any, handle: Any, rank: int, to_engine: int) -> None:
-        steps = queue.create_from_handle(handle, rank)
-        answers = queue(1, 1)
+    def _work(self, kind: Any, handle: Any, rank: int, to_engine: int) -> None:
+        steps = kind.create_from_handle(handle, rank)
+        answers = kind(1, 1)
         with os.fdopen(to_engine, "wb") as file:
             pickle.dump(answers.export_handle(), file)
         steps.wait_until_ready()
@@ -130,9 +132,31 @@ def asked_while_stopped() -> None:
 
 
 def idle() -> None:
+    """Its core waits for requests, as vLLM's does."""
     engine = Engine()
     engine.report()
-    signal.pause()
+    queue.Queue().get()
+
+
+def scheduling() -> None:
+    """No ring shows that its core hangs."""
+    engine = Engine()
+    engine.report()
+    hang()
+
+
+def sending() -> None:
+    """As in `idle`, but for a thread that hangs."""
+    engine = Engine()
+    threading.Thread(target=hang_beside, daemon=True).start()
+    engine.report()
+    queue.Queue().get()
+
+
+def hang_beside() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 def one_after_another() -> None:

@@ -88,7 +88,7 @@ def real_vllm(name: str) -> Iterator[list[int]]:
         yield pids
 
 
-def look(core: int, code: int) -> tuple[list[dict[str, Any]], float, float]:
+def look(core: int, code: int, key: str = "stuck") -> tuple[list[dict[str, Any]], float, float]:
     """What it has found, when it was asked, and when it had answered. The engine needs a moment to
     get there."""
     until = time.monotonic() + PATIENCE
@@ -104,7 +104,7 @@ def look(core: int, code: int) -> tuple[list[dict[str, Any]], float, float]:
         assert not done.stderr
         if done.returncode == code or start > until:
             assert done.returncode == code, done
-            return json.loads(done.stdout)["stuck"], start, end
+            return json.loads(done.stdout)[key], start, end
 
 
 def can_trace(pid: int) -> bool:
@@ -144,6 +144,18 @@ def nobody(name: str, core: int, second: int) -> None:
     assert look(core, 0)[0] == [], (name, second)
 
 
+def nothing_moves(name: str, core: int, second: int) -> None:
+    """The core hangs where no ring shows it; its workers wait for the next step."""
+    if not can_trace(core):
+        return
+    (engine,), *_ = look(core, 3, "silent")
+    first, *rest = engine["processes"]
+    assert (first["pid"], first["at_rest"]) == (core, False)
+    assert second in [who["pid"] for who in rest if who["at_rest"]]
+    hung = {"scheduling": "hang", "sending": "hang_beside"}[name]
+    assert any(thread["frames"][0].startswith(f"{hung} ") for thread in first["stack"])
+
+
 CASES = {
     "stopped": full_ring,
     "killed": full_ring,
@@ -151,6 +163,8 @@ CASES = {
     "hung": no_answer,
     "asked_while_stopped": no_answer,
     "idle": nobody,
+    "scheduling": nothing_moves,
+    "sending": nothing_moves,
 }
 
 

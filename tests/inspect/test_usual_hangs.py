@@ -1,8 +1,11 @@
 """Hangs of a small engine on memlane's queues, as `memlane stuck` sees them: a scheduler that asks
 two workers and waits for their answers. Real processes, real stacks, exit codes."""
 
+import json
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,7 +118,17 @@ def schedule(link: Link, kind: str, timeout: float | None) -> None:
                 except TimedOut:
                     continue
     link.tell("idle")
+    if "elsewhere" in kind:
+        hang()
+    if "thread" in kind:
+        threading.Thread(target=wait_for_a_lock, daemon=True).start()
     link.hear()
+
+
+def wait_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 def engine(
@@ -148,7 +161,10 @@ def test_the_worker_that_does_not_answer_is_named(kind: str, timeout: float | No
     assert "hang (" in text
     assert f"pid {first.pid} " not in text
     code = 1 if "linked" in kind else 3
-    assert f"(pid {second.pid} " in until_code(code, "--no-stacks")
+    until(
+        lambda: f"(pid {second.pid} " in until_code(code, "--no-stacks"),
+        "a look that is not between two calls of the scheduler",
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,6 +202,36 @@ def test_an_idle_engine_is_not_stuck(kind: str) -> None:
     until_waiting(2)
     assert stuck().returncode == 0
     assert stuck("--no-stacks").returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["linked pairs", "gather"])
+def test_a_scheduler_that_hangs_elsewhere_is_shown(kind: str) -> None:
+    """Nobody waits for it in a queue: an idle engine looks the same, but for its stack."""
+    scheduler, workers = engine(f"{kind} elsewhere", nothing, nothing)
+    text = until_code(3)
+    assert "no queue of these processes has moved for " in text
+    first, *rest = (line for line in text.splitlines() if line.startswith("  pid "))
+    assert first.startswith(f"  pid {scheduler.pid} ")
+    assert "    hang (" in text
+    assert all(any(f" {worker.pid} " in line for line in rest) for worker in workers)
+    text = until_code(3, "--no-stacks")
+    assert f"  pid {scheduler.pid} " in text
+    assert text.count(": at rest") == 2
+    assert f"pid {scheduler.pid} " in until_code(3, str(scheduler.pid))
+
+
+def test_a_thread_that_hangs_is_shown() -> None:
+    """The main thread waits for work, as in an engine whose outputs are stuck."""
+    scheduler, _ = engine("linked pairs thread", nothing, nothing)
+    text = until_code(3)
+    assert f"  pid {scheduler.pid} " in text
+    assert re.search(r"thread Thread-\d+ \(wait_for_a_lock\):", text), text
+    assert "    wait_for_a_lock (" in text
+    answer = json.loads(until_code(3, "--json"))
+    assert answer["stuck"] == []
+    (silence,) = answer["silent"]
+    assert silence["processes"][0]["pid"] == scheduler.pid
+    assert [who["at_rest"] for who in silence["processes"]] == [False, True, True]
 
 
 # Other waits --------------------------------------------------------------------------------------

@@ -163,6 +163,37 @@ def descends_from(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
+def parents() -> dict[int, int]:
+    """The parent of each process of this pid namespace."""
+    found = {}
+    for pid in pids():
+        with suppress(OSError):  # it has ended
+            found[pid] = int(_read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[1])
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time that all its threads have used; 0 if it has ended."""
+    with suppress(OSError):
+        fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def program_of(pid: int) -> str | None:
+    """The path of the program that it runs; None if this user may not know, or it has ended."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/exe")
+    return None
+
+
+def sleeps_until_a_time(pid: int, thread: int) -> bool:
+    """Whether that thread is in a sleep of so many seconds, as far as this user may know."""
+    with suppress(OSError):
+        return b"nanosleep" in _read(f"/proc/{pid}/task/{thread}/wchan")
+    return False
+
+
 def is_stopped(pid: int) -> bool:
     """Whether all of the process's threads have stopped."""
     try:

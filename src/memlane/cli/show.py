@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,8 +38,21 @@ def console() -> Console:
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Each on one line, or broken by the terminal only."""
-    console.print("\n".join(map(printable, lines)), soft_wrap=True)
+    """Each on one line; on a terminal that is narrower, broken between words and indented."""
+    texts: Iterable[str] = map(printable, lines)
+    if console.is_terminal:
+        texts = (part for text in texts for part in _broken(text, console.width))
+    console.print("\n".join(texts), soft_wrap=True)
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """
+    >>> _broken("  waits for reader 2 (pid 9)", 20)
+    ['  waits for reader 2', '    (pid 9)']
+    """
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    more: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, width, subsequent_indent=indent, **more) or [text]
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 from memlane._base.blame import listed, sentence
 from memlane.cli import show
-from memlane.inspect import Participant, Wait, segments, stuck
+from memlane.inspect import Participant, Wait, segments
 from memlane.inspect.decisions import judged, process_of
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import ForeignWait, Geometry
+from memlane.inspect.silence import Family, Member, Processes, Silence, engines_in, silences
 from memlane.inspect.stacks import NoStack, Stack, stacks_of
-from memlane.inspect.waits import headline, title_of
+from memlane.inspect.waits import headline, looked, title_of
 
 STUCK, UNDECIDED = 1, 3  # exit codes; 0: nobody is stuck
 _ONE_OF = "  undecided: one of these"
@@ -46,15 +47,28 @@ class Asked:
 
 
 class Look:
-    """What one look has found: the waits, the stacks of suspects, and what cannot be decided."""
+    """What one look has found: the waits, the stacks of suspects, and engines in which nothing
+    moves."""
 
     def __init__(self, asked: Asked) -> None:
-        waits = [wait for wait in stuck(asked.after) if asked.pid in (None, *_pids(wait))]
+        seen, waits = looked(asked.after)
+        explained = _explained(waits)
+        engines = engines_in(seen, time.monotonic())
+        if any(_is_silent(each, explained, asked.after) for each in engines):
+            # A caller with a timeout may have been between two calls.
+            seen, waits = looked(asked.after)
+            explained = _explained(waits)
+            engines = engines_in(seen, time.monotonic())
+        asked_for = None if asked.pid is None else Processes().below(asked.pid)
+        waits = [wait for wait in waits if _concerns(asked_for, _pids(wait))]
         self.stacks = _stacks_of(waits, asked.dump)
         self.own = [judged(wait, self.stacks) for wait in waits]
         take = _no_stacks if asked.dump == "none" else stacks_of
-        seen, self.notes = rings.stuck(asked.after, take, asked.geometry)
-        self.foreign = [wait for wait in seen if asked.pid in (None, *_foreign_pids(wait))]
+        found, quiet, moving = rings.stuck(asked.after, take, asked.geometry)
+        explained |= moving
+        explained |= {pid for each in found for pid in _foreign_pids(each) if pid}
+        self.foreign = [wait for wait in found if _concerns(asked_for, _foreign_pids(wait))]
+        self.silences = silences(engines, quiet, explained, asked.pid, asked.after, take)
         self.now = time.monotonic()
 
     @property
@@ -64,7 +78,7 @@ class Look:
         decided += [wait.is_decided for wait in self.foreign]
         if any(decided):
             return STUCK
-        is_open = self.notes or decided
+        is_open = self.silences or decided
         return UNDECIDED if is_open else 0
 
     def found(self) -> Iterator[tuple[Key, dict[str, Any], list[str]]]:
@@ -77,6 +91,9 @@ class Look:
         for other in self.foreign:
             pids = tuple(who.pid for who in other.awaited)
             yield (other.segment, other.reason, pids), _foreign_json(other), _foreign_lines(other)
+        for silence in self.silences:
+            pids = tuple(sorted(who.pid for who in silence.members))
+            yield (silence.queues, pids), _silence_json(silence), _silence_lines(silence)
 
     def starts(self) -> list[Wait]:
         """Waits in `wait_until_ready`: somebody starts, which may take long and is no stall."""
@@ -123,10 +140,7 @@ class Look:
         }
         seen = None if who.pid is None else self.stacks.get(who.pid)
         if isinstance(seen, Stack):
-            made["stack"] = [
-                {"thread": thread.name, "frames": [str(frame) for frame in thread.frames]}
-                for thread in seen.threads
-            ]
+            made["stack"] = _threads_json(seen)
         elif seen is not None:
             made["no_stack"] = seen.reason
         return made
@@ -152,6 +166,19 @@ class Look:
         if wait.absent_elsewhere:
             made.append(f"  waits for {wait.absent_elsewhere} readers on other hosts")
         return [*made, f"  {wait.advice}"]
+
+
+def _explained(waits: Iterable[Wait]) -> set[int]:
+    """The processes of which a wait says what they do."""
+    return {pid for wait in waits if not wait.is_start for pid in _pids(wait) if pid}
+
+
+def _is_silent(engine: Family, explained: set[int], after: float) -> bool:
+    return engine.seconds >= after and not explained & engine.members
+
+
+def _concerns(asked_for: set[int] | None, pids: Iterable[int | None]) -> bool:
+    return asked_for is None or bool(asked_for.intersection(pids))
 
 
 def _pids(wait: Wait) -> Iterator[int | None]:
@@ -202,6 +229,13 @@ def _frames(frames: Sequence[str]) -> list[str]:
     return made
 
 
+def _threads_json(stack: Stack) -> list[dict[str, Any]]:
+    return [
+        {"thread": thread.name, "frames": [str(frame) for frame in thread.frames]}
+        for thread in stack.threads
+    ]
+
+
 def _foreign_json(wait: ForeignWait) -> dict[str, Any]:
     made = asdict(wait)
     if wait.waiter is not None:
@@ -234,22 +268,71 @@ def _foreign_lines(wait: ForeignWait) -> list[str]:
     return [*made, f"  {wait.advice}"]
 
 
+def _silence_json(silence: Silence) -> dict[str, Any]:
+    return {
+        "reason": "no queue has moved",
+        "queues": list(silence.queues),
+        "seconds": silence.seconds,
+        "decided": False,
+        "processes": [_member_json(who) for who in silence.members],
+    }
+
+
+def _member_json(who: Member) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "pid": who.pid,
+        "name": who.title,
+        "condition": who.condition,
+        "at_rest": who.is_at_rest,
+    }
+    if isinstance(who.stack, Stack):
+        return made | {"stack": _threads_json(who.stack)}
+    return made | {"no_stack": who.stack.reason}
+
+
+def _silence_lines(silence: Silence) -> list[str]:
+    """Each process: where it rests, or its state and the stacks of its threads that do not."""
+    what = "queue" if silence.queues else "stack"
+    made = [
+        f"no {what} of these processes has moved for {silence.seconds:.1f} s; nobody waits in one",
+        "  undecided: an idle engine looks the same, but for those that are not at rest",
+    ]
+    for who in silence.members:
+        name = f"  pid {who.pid} {who.title}".rstrip()
+        if who.is_at_rest:
+            made.append(f"{name}: at rest{_place(who)}")
+            continue
+        made.append(f"{name} ({who.condition})")
+        if isinstance(who.stack, NoStack):
+            made.append(f"    no stack: {who.stack.reason}")
+        for thread in who.active:
+            if not thread.is_main:
+                made.append(f"    thread {thread.name}:")
+            made += _frames([str(frame) for frame in thread.frames])
+    return made
+
+
+def _place(who: Member) -> str:
+    place = who.stack.threads[0].resting_in if isinstance(who.stack, Stack) else None
+    return "" if place is None else f" in {place}"
+
+
 def look(asked: Asked) -> int:
     """One look, printed; returns the exit code."""
     seen = Look(asked)
     found = list(seen.found())
     if asked.prints_json:
         answer = {
-            "stuck": [made for _, made, _ in found],
+            "stuck": [made for _, made, _ in found if "processes" not in made],
             "starting": seen.start_json(),
-            "undecided": seen.notes,
+            "silent": [_silence_json(silence) for silence in seen.silences],
         }
         show.print_json(answer)
         return seen.code
     console = show.console()
     show.print_lines(console, [line for _, _, lines in found for line in lines])
-    show.print_lines(console, [*seen.start_lines(), *seen.notes])
-    if not (found or seen.notes):
+    show.print_lines(console, seen.start_lines())
+    if not found:
         console.print(f"nobody has waited for longer than {asked.after:g} s")
     return seen.code
 

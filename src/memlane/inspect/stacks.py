@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -24,6 +25,14 @@ _TIMEOUT = 5.0
 # Of collectives, and of waits for a device, which may run one.
 _PEERS = ("torch/distributed/", "device_communicators/", "parallel_state.py")
 _PEER_CALLS = ("synchronize", "barrier", "all_reduce", "all_gather", "reduce_scatter")
+# Where the innermost call of a thread is that waits for work: of the standard library, of event
+# loops and sockets, of memlane, and of the rings that engines have.
+_RESTING = re.compile(
+    r"(threading|queue|selectors|socket|subprocess|contextlib)\.py$|(zmq|uvloop|memlane)/"
+    r"|asyncio/(base_events|runners)\.py$|concurrent/futures/thread\.py$"
+    r"|multiprocessing/(connection|queues|resource_tracker|forkserver|popen_fork)\.py$"
+    r"|(.*/)?shm_broadcast\.py$"
+)
 _AT_ONCE = 64  # py-spy's at the same time
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -48,6 +57,22 @@ class Thread:
     is_main: bool
     frames: tuple[Frame, ...]
     id: int = 0
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it waits for work: for a queue, an event, a socket, a child."""
+        place = self.resting_in
+        if place is None or place.file.startswith("concurrent/futures/_base"):
+            return False
+        return self.frames[0].file != "socket.py" or "accept" in self.frames[0].name
+
+    @property
+    def resting_in(self) -> Frame | None:
+        """The call from which such a wait was entered; None if its innermost call is no wait."""
+        if not self.frames or not _RESTING.match(self.frames[0].file):
+            return None
+        outside = (frame for frame in self.frames if not _RESTING.match(frame.file))
+        return next(outside, self.frames[-1])
 
 
 @dataclass(frozen=True)

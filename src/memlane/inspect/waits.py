@@ -12,7 +12,7 @@ from memlane.errors import InvalidArgument
 from memlane.inspect.decisions import Wait, process_of, waits_in
 from memlane.inspect.segment import Known, Participant, Segment, files, look, opened
 
-__all__ = ["Wait", "facts_about", "headline", "seen_waits", "stuck", "title_of"]
+__all__ = ["Wait", "facts_about", "headline", "looked", "seen_waits", "stuck", "title_of"]
 
 
 def stuck(after: float = 1.0) -> list[Wait]:
@@ -27,6 +27,11 @@ def stuck(after: float = 1.0) -> list[Wait]:
         InvalidArgument: `after` is negative or not a number.
         SystemFault: as `segments`.
     """
+    return looked(after)[1]
+
+
+def looked(after: float) -> tuple[list[Segment], list[Wait]]:
+    """The segments that `stuck` looks at, and the waits in them. Raises as it."""
     if isinstance(after, bool) or not isinstance(after, (int, float)) or not after >= 0:
         raise InvalidArgument(f"after must be a number of seconds, not {after!r}")
     known = Known()
@@ -34,7 +39,7 @@ def stuck(after: float = 1.0) -> list[Wait]:
     if needs_second_look(seen, after, time.monotonic()):
         time.sleep(after)
         seen = _segments(known)
-    return seen_waits(seen, after)
+    return seen, seen_waits(seen, after)
 
 
 def needs_second_look(segments: Iterable[Segment], after: float, now: float) -> bool:

@@ -187,6 +187,19 @@ class ForeignWait:
     is_decided: bool = True
 
 
+@dataclass(frozen=True)
+class Quiet:
+    """Rings of an engine that did not change while watched, though nobody is seen to wait in one.
+
+    Attributes:
+        rings: the names of their files.
+        processes: those that map them.
+    """
+
+    rings: tuple[str, ...]
+    processes: tuple[Process, ...]
+
+
 # Looking ----------------------------------------------------------------------------------------
 
 
@@ -194,8 +207,9 @@ def stuck(
     watched: float,
     stacks: Callable[[Mapping[int, int]], Mapping[int, Stack | NoStack]],
     geometry: Geometry | None = None,
-) -> tuple[list[ForeignWait], list[str]]:
-    """Watches the rings of this user's engines; the waits, and what cannot be decided.
+) -> tuple[list[ForeignWait], list[Quiet], set[int]]:
+    """Watches the rings of this user's engines; the waits, the engines in which nothing moves, and
+    the processes of those in which something does.
 
     Args:
         watched: seconds between the two looks.
@@ -205,7 +219,7 @@ def stuck(
     """
     before = _rings(geometry)
     if not before:
-        return [], []
+        return [], [], set()
     time.sleep(watched)
     after = {ring.name: ring for ring in _rings(geometry)}
     rings = [
@@ -221,7 +235,9 @@ def stuck(
         pid: Process(pid, processes.name_of(pid), found[pid][0], ticks, seen[pid])
         for pid, ticks in started.items()
     }
-    return decide(rings, by_pid, watched)
+    same = {ring.name for ring in rings}
+    moving = {pid for name, ring in after.items() if name not in same for pid in ring.pids}
+    return *decide(rings, by_pid, watched), moving
 
 
 def _rings(geometry: Geometry | None) -> list[Ring]:
@@ -268,10 +284,10 @@ def _ring(name: str, path: str, pids: Sequence[int], given: Geometry | None) -> 
 
 def decide(
     rings: Iterable[Ring], by_pid: Mapping[int, Process], watched: float
-) -> tuple[list[ForeignWait], list[str]]:
-    """The waits in rings that did not change while watched, and what cannot be decided."""
+) -> tuple[list[ForeignWait], list[Quiet]]:
+    """The waits in rings that did not change while watched, and the rings without a wait."""
     waits: list[ForeignWait] = []
-    notes: list[str] = []
+    without: list[Quiet] = []
     quiet: list[Ring] = []
     for ring in rings:
         if ring.flags.is_full:
@@ -284,15 +300,11 @@ def decide(
         if blamed & {who.pid for who in members}:
             continue
         wait = _answer(group, by_pid, members, watched)
-        missing = next((who.stack for who in members if isinstance(who.stack, NoStack)), None)
         if wait is not None:
             waits.append(wait)
-        elif missing is not None:
-            notes.append(
-                f"{', '.join(ring.name for ring in group)}: not full, so only stacks can say "
-                f"whether an answer is awaited ({missing.reason})"
-            )
-    return waits, notes
+        else:
+            without.append(Quiet(tuple(ring.name for ring in group), tuple(members)))
+    return waits, without
 
 
 def _pids(rings: Iterable[Ring]) -> list[int]:

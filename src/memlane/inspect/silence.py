@@ -1,0 +1,349 @@
+"""Engines in which nothing moves, though nobody is seen to wait in a queue for somebody else.
+
+Such an engine is idle, or it hangs where no queue shows it: in the scheduler, the thread that sends
+outputs, the API server, the loading of a model. Stacks tell the two apart: a process is at rest if
+every thread of it waits for work. Which of those that are not at rest hangs is for the reader.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+from memlane._base import processes
+from memlane.inspect.decisions import Process, process_of
+from memlane.inspect.foreign.rings import Quiet
+from memlane.inspect.segment import FOLDER, Segment
+from memlane.inspect.stacks import NoStack, Stack, Thread
+
+Stacks = Mapping[int, Stack | NoStack]
+Take = Callable[[Mapping[int, int]], Stacks]  # stacks by pid, from the ticks of their starts
+
+_TITLES = ("VLLM::", "sglang::")  # as engines call their processes
+_AGAIN = 1.0  # seconds between two looks at processes without a queue
+_BUSY = 0.1  # of a core: who uses as much computes
+# Functions of the kernel in which a thread waits for a socket, a pipe or a child. A lock and a
+# queue of Python are both a futex, so that says nothing.
+_FOR_INPUT = ("poll", "pipe_read", "select", "unix_stream", "skb_wait", "sk_wait", "accept")
+
+# Where else a process around an engine may wait: for a child, a signal, a moment, a terminal.
+_FOR_MORE = (*_FOR_INPUT, "do_wait", "pause", "sigsuspend", "nanosleep", "tty_read")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of a silent engine.
+
+    Attributes:
+        pid: of it.
+        title: of it.
+        condition: what /proc says of it, in words.
+        sleeps_in: the function of the kernel in which its main thread sleeps.
+        stack: of it, or why there is none.
+        is_at_rest: every thread waits for work; None if only its stack could tell.
+        active: its threads that do not.
+    """
+
+    pid: int
+    title: str
+    condition: str
+    sleeps_in: str
+    stack: Stack | NoStack
+    is_at_rest: bool | None
+    active: tuple[Thread, ...] = ()
+
+
+@dataclass(frozen=True)
+class Silence:
+    """An engine in which nothing moves, and not all rest.
+
+    Attributes:
+        queues: the names of its segments and rings; empty if it has none.
+        seconds: for which none of them has moved, or else no stack has changed.
+        members: its processes, those that are not at rest first.
+    """
+
+    queues: tuple[str, ...]
+    seconds: float
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The processes that an engine's queues join, before they are looked at."""
+
+    queues: tuple[str, ...]
+    seconds: float
+    members: frozenset[int]
+    waiting: frozenset[int] = frozenset()  # those whose slots say so
+    kin: frozenset[int] = frozenset()  # the members, and the processes around them
+
+
+# Pure ---------------------------------------------------------------------------------------------
+
+
+def engines_in(segments: Iterable[Segment], now: float) -> list[Family]:
+    """The engines on memlane's queues: two processes write to each other, or one of two queues has
+    the answers to the other, and all others share a queue with them. A queue that only carries data
+    one way is none: its writer may take as long as it likes."""
+    queues = [each for each in segments if each.kind == "queue" and each.participants]
+    sides = [tuple(map(process_of, each.participants)) for each in queues]
+    ways = {(side[0], reader) for side in sides for reader in side[1:] if side[0] and reader}
+    asked = {each.answers_to for each in queues if each.answers_to}
+    core = {one for one, other in ways if one != other and (other, one) in ways}
+    core |= {
+        side[0] for each, side in zip(queues, sides, strict=True) if side[0] and each.id in asked
+    }
+    joined = [
+        (queue, set(filter(None, side)))
+        for queue, side in zip(queues, sides, strict=True)
+        if core & set(filter(None, side))
+    ]
+    found = []
+    for group in _grouped(joined):
+        people = [who for queue, _ in group for who in queue.participants]
+        moved = max((who.last_progress or 0.0 for who in people), default=now)
+        waiting = {who.pid for who in people if who.activity == "waiting" and who.pid is not None}
+        found.append(
+            Family(
+                tuple(queue.name for queue, _ in group),
+                now - moved,
+                frozenset(each.pid for _, members in group for each in members),
+                frozenset(waiting),
+            )
+        )
+    return found
+
+
+def _grouped(
+    joined: Iterable[tuple[Segment, set[Process]]],
+) -> list[list[tuple[Segment, set[Process]]]]:
+    """Queues that have a process in common, directly or through others."""
+    groups: list[list[tuple[Segment, set[Process]]]] = []
+    for queue, members in joined:
+        touching = [group for group in groups if any(members & others for _, others in group)]
+        groups = [group for group in groups if group not in touching]
+        groups.append([*chain.from_iterable(touching), (queue, members)])
+    return groups
+
+
+def kin(
+    members: Iterable[int], parents: Mapping[int, int], programs: Callable[[int], str | None]
+) -> set[int]:
+    """Those processes, those that they have started, and those that have started them, as long as
+    they run the same program: the server before an engine, a worker that has no queue yet."""
+    found = set(members)
+    above = set()
+    for pid in found:
+        while (parent := parents.get(pid, 0)) and _same(parent, pid, programs):
+            above.add(parent)
+            pid = parent
+    return found | above | below(found, parents, programs)
+
+
+def below(
+    members: Iterable[int], parents: Mapping[int, int], programs: Callable[[int], str | None]
+) -> set[int]:
+    """Those processes, and those that they have started that run the same program."""
+    found = set(members)
+    grows = True
+    while grows:
+        more = {
+            pid
+            for pid, parent in parents.items()
+            if parent in found and pid not in found and _same(parent, pid, programs)
+        }
+        found |= more
+        grows = bool(more)
+    return found
+
+
+def _same(one: int, other: int, programs: Callable[[int], str | None]) -> bool:
+    program = programs(one)
+    return program is not None and program == programs(other)
+
+
+def seen_as(
+    pid: int,
+    title: str,
+    condition: processes.Condition,
+    stack: Stack | NoStack,
+    *,
+    waits: bool,
+    sleeping: frozenset[int] = frozenset(),
+) -> Member:
+    """A process, with what its stack and /proc say.
+
+    Args:
+        waits: its slot in a queue says that it waits there.
+        sleeping: its threads that are in a sleep; one beside the main thread does so between two
+            rounds of what it does now and then.
+    """
+    made = partial(Member, pid, title, condition.words, condition.sleeps_in, stack)
+    if condition.state != "running":
+        return made(is_at_rest=False)
+    if isinstance(stack, Stack):
+        active = tuple(
+            thread
+            for thread in stack.threads
+            if thread.frames
+            and not thread.is_at_rest
+            and (thread.is_main or thread.id not in sleeping)
+        )
+        return made(is_at_rest=not active, active=active)
+    for_input = any(each in condition.sleeps_in for each in _FOR_INPUT)
+    return made(is_at_rest=True if waits or for_input else None)
+
+
+# Looking ------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """All processes at one moment: parents, programs, and the titles that engines give."""
+
+    def __init__(self) -> None:
+        self.parents = processes.parents()
+        self._programs: dict[int, str | None] = {}
+
+    def program(self, pid: int) -> str | None:
+        if pid not in self._programs:
+            self._programs[pid] = processes.program_of(pid)
+        return self._programs[pid]
+
+    def kin(self, members: Iterable[int]) -> set[int]:
+        return kin(members, self.parents, self.program)
+
+    def below(self, pid: int) -> set[int]:
+        """It, and what it has started."""
+        return below([pid], self.parents, self.program)
+
+    def titled(self) -> set[int]:
+        """This user's, of those that see the same /dev/shm."""
+        return {
+            pid
+            for pid in self.parents
+            if processes.name_of(pid).startswith(_TITLES) and _is_of_this_user(pid)
+        }
+
+
+def _is_of_this_user(pid: int) -> bool:
+    with suppress(OSError):
+        is_own = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+        return is_own and os.stat(f"/proc/{pid}/root{FOLDER}").st_dev == os.stat(FOLDER).st_dev
+    return False
+
+
+def silences(
+    own: Sequence[Family],
+    quiet: Sequence[Quiet],
+    explained: set[int],
+    pid: int | None,
+    after: float,
+    take: Take,
+) -> list[Silence]:
+    """The engines in which nothing has moved for `after` seconds and not all are at rest.
+
+    Args:
+        own: those on memlane's queues.
+        quiet: those on rings of their own, with the stacks that were taken of them.
+        explained: processes of which is known what they wait for, or that something moves.
+        pid: only the engine of this process, whether it has queues or not; None for all.
+        after: seconds.
+        take: takes stacks.
+    """
+    seen = Processes()
+    families = [each for each in own if each.seconds >= after]
+    explained = explained | {who for each in own if each.seconds < after for who in each.members}
+    families += [
+        Family(each.rings, after, frozenset(who.pid for who in each.processes)) for each in quiet
+    ]
+    known = {who.pid: who.stack for each in quiet for who in each.processes}
+    covered = seen.kin(explained.union(*(each.members for each in families)))
+    families += [
+        Family((), min(after, _AGAIN), frozenset(group))
+        for group in _without_queues(seen, pid, covered)
+    ]
+    found = []
+    for each in families:
+        family = replace(each, kin=frozenset(seen.kin(each.members)))
+        if explained & family.members or (pid is not None and pid not in family.kin):
+            continue
+        silence = _look_at(family, known, after, take)
+        if silence is not None:
+            found.append(silence)
+    return found
+
+
+def _without_queues(seen: Processes, pid: int | None, covered: set[int]) -> list[set[int]]:
+    """The engines whose processes share no queue."""
+    wanted = seen.titled() if pid is None else {pid}
+    groups: list[set[int]] = []
+    for each in sorted(wanted - covered):
+        around = seen.kin([each])
+        near = next((group for group in groups if group & around), None)
+        if near is None:
+            groups.append({each})
+        else:
+            near.add(each)
+    return groups
+
+
+def _look_at(family: Family, known: Stacks, after: float, take: Take) -> Silence | None:
+    """None if all are at rest, or something moves after all."""
+    found = {pid: processes.status(pid) for pid in sorted(family.kin)}
+    started = {
+        pid: ticks for pid, (state, ticks) in found.items() if ticks is not None and state != "dead"
+    }
+    before = {pid: processes.cpu_seconds(pid) for pid in started}
+    missing = {pid: ticks for pid, ticks in started.items() if pid not in known}
+    members = _members(family, started, {**known, **take(missing)})
+    restless = [who for who in members if _counts(who, family)]
+    if not restless:
+        return None
+    is_known = family.queues and any(who.pid in family.members for who in restless)
+    if not is_known:  # who has no queue may have moved a moment ago
+        pause = min(after, _AGAIN)
+        time.sleep(pause)
+        used = (processes.cpu_seconds(who.pid) - before[who.pid] for who in restless)
+        if any(seconds > pause * _BUSY for seconds in used):
+            return None
+        again = {who.pid: who for who in _members(family, started, take(started))}
+        if any(who.pid not in again or again[who.pid].active != who.active for who in restless):
+            return None
+    members.sort(key=lambda who: (not _counts(who, family), who.is_at_rest is None, who.pid))
+    shown = [who for who in members if who.pid in family.members or _counts(who, family)]
+    return Silence(family.queues, family.seconds, tuple(shown))
+
+
+def _counts(who: Member, family: Family) -> bool:
+    """Whether it may be what hangs. A process around the engine may be a launcher: it does if it is
+    stopped, or its stack says so and the kernel does not say that it waits for something."""
+    if who.pid in family.members:
+        return who.is_at_rest is not True
+    if not who.active:
+        return who.is_at_rest is False
+    return not any(each in who.sleeps_in for each in _FOR_MORE)
+
+
+def _members(family: Family, started: Mapping[int, int], stacks: Stacks) -> list[Member]:
+    members = []
+    for pid, ticks in started.items():
+        condition = processes.condition(pid, ticks)
+        if condition is None:  # it has ended
+            continue
+        stack = stacks.get(pid, NoStack("it has ended"))
+        sleeping = frozenset[int]()
+        if isinstance(stack, Stack):
+            beside = [thread.id for thread in stack.threads if not thread.is_main and thread.id]
+            sleeping = frozenset(
+                each for each in beside if processes.sleeps_until_a_time(pid, each)
+            )
+        title = processes.name_of(pid)
+        waits = pid in family.waiting
+        members.append(seen_as(pid, title, condition, stack, waits=waits, sleeping=sleeping))
+    return members
