@@ -65,8 +65,8 @@ class AnyQueue(Owned, Generic[M]):
         """Raises WrongRole unless it can `call`."""
         raise NotImplementedError
 
-    def _send_now(self, obj: M) -> None:
-        """An attempt of `enqueue`, with the timeout `NOW`. Raises as in the subclass."""
+    def _enqueue(self, obj: M, timeout: float | None) -> None:
+        """As `enqueue`, whatever a user's subclass makes of that. Raises as in the subclass."""
         raise NotImplementedError
 
     def dequeue(self) -> M:
@@ -118,7 +118,7 @@ class AnyQueue(Owned, Generic[M]):
             MemlaneError: as `enqueue`.
         """
         awaited = self._awaited(self._must_be_writer("aenqueue"))
-        await awaited.call(lambda: self._send_now(obj), timeout, is_send=True)
+        await awaited.call(lambda: self._enqueue(obj, NOW), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
         """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing

@@ -29,7 +29,7 @@ from memlane.broadcast.local import RESERVED_CHUNK_BYTES, LocalEnd, has_ended
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import GatherStatistics, WriterStatistics
-from memlane.broadcast.watching import NOW, JointWatch
+from memlane.broadcast.watching import JointWatch
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -524,8 +524,7 @@ class Gather(AnyQueue[M]):
                 raise
             after_return.error = error  # no call, after which another handler could run
 
-    def _send_now(self, obj: M) -> None:
-        Gather.enqueue(self, obj, NOW)
+    _enqueue = enqueue
 
     # The reader ----------------------------------------------------------------------------------
 

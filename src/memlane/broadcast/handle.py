@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text
@@ -55,6 +55,20 @@ class RingAddress:
                 f"the handle's ring is for {self.geometry.n_reader} readers, but it names "
                 f"{len(self.ranks)} ranks"
             )
+
+    @classmethod
+    def of_relay(
+        cls,
+        name: str,
+        ring_id: str,
+        ranks: list[int],
+        sizes: tuple[int, int],
+        codec: Codec,
+        origin: tuple[int, str],
+    ) -> Self:
+        """The ring of a relay; `sizes` are bytes per chunk, and chunks."""
+        geometry = ring_geometry(len(ranks), *sizes)
+        return cls(geometry, name, id_in(ring_id), codec, tuple(ranks), origin=origin)
 
     def opening(self, place: int) -> int:
         return self.openings[place] if self.openings else 0

@@ -39,7 +39,6 @@ from memlane.broadcast.ring import (
     chunks_for,
     ring_geometry,
 )
-from memlane.broadcast.watching import NOW
 from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WrongRole
 
 if TYPE_CHECKING:
@@ -521,8 +520,7 @@ class MessageQueue(AnyQueue[M]):
                 raise
             after_return.error = error  # no call, after which another handler could run
 
-    def _send_now(self, obj: M) -> None:
-        MessageQueue.enqueue(self, obj, NOW)
+    _enqueue = enqueue
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.

@@ -263,19 +263,9 @@ class NetworkReader(NetworkEnd):
             unread = self.ahead.unread(settles=is_free)
             messages = taken.taken - taken.first - len(unread)
             nbytes = taken.bytes - sum(unread)
-        own = ReaderStatistics(
-            self.rank, os.getpid(), "running", 0, taken.last_progress, False, 0, None
-        )
-        return QueueStatistics(
-            "reader",
-            self.rank,
-            os.getpid(),
-            messages,
-            nbytes,
-            self.incoming.waits,
-            0,
-            (own,),
-        )
+        pid, waits = os.getpid(), self.incoming.waits
+        own = ReaderStatistics(self.rank, pid, "running", 0, taken.last_progress, False, 0, None)
+        return QueueStatistics("reader", self.rank, pid, messages, nbytes, waits, 0, (own,))
 
     def wait_until_ready(self, timeout: float | None) -> None:
         self.wait_until_ready_by(Deadline(timeout))

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
 from memlane._base.lifetime import start_thread, undone_by
-from memlane._base.segments import new_id
+from memlane._base.msgspec import msgspec
+from memlane._base.segments import name_of, new_id
 from memlane._native import Encoder, Outgoing
-from memlane.broadcast.handle import RingAddress, id_in
+from memlane.broadcast.handle import RingAddress
 from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.protocol.frames import Absent, Kind, ReportRow, Ring
 from memlane.broadcast.protocol.message import Message, split
 from memlane.broadcast.protocol.reader_session import ACK_DELAY
-from memlane.broadcast.ring import ring_geometry
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -64,14 +64,8 @@ _KEEP_BYTES = 256 * 1024 * 1024
 
 def address_of(ring: Ring, writer: NetworkAddress, writer_pid: int) -> RingAddress:
     """How readers attach to a relay's ring. Raises InvalidArgument if nobody can have made it."""
-    return RingAddress(
-        ring_geometry(len(ring.ranks), ring.max_chunk_bytes, ring.max_chunks),
-        ring.name,
-        id_in(ring.ring_id),
-        writer.codec,
-        tuple(ring.ranks),
-        origin=(writer_pid, writer.endpoint.text),
-    )
+    sizes, origin = (ring.max_chunk_bytes, ring.max_chunks), (writer_pid, writer.endpoint.text)
+    return RingAddress.of_relay(ring.name, ring.ring_id, ring.ranks, sizes, writer.codec, origin)
 
 
 _NOTHING = Message(0, Kind.RAW, b"")
@@ -104,21 +98,13 @@ class Relay:
     """
 
     def __init__(self, stream: NetworkReader, writer: NetworkAddress, plan: Ring) -> None:
-        geometry = ring_geometry(len(plan.ranks), plan.max_chunk_bytes, plan.max_chunks)
         ring_id = new_id()
-        self.ring = LocalWriter(
-            geometry, ring_id, plan.ranks, writer.codec, _KEEP_BYTES, has_others=True
-        )
         self.stream = stream
-        self._plan = Ring(
-            plan.place,
-            plan.ranks,
-            plan.max_chunk_bytes,
-            plan.max_chunks,
-            self.ring.segment.name,
-            ring_id.hex(),
-        )
+        self._plan = msgspec.structs.replace(plan, name=name_of(ring_id), ring_id=ring_id.hex())
         self.address = address_of(self._plan, writer, stream.session.writer_pid)
+        self.ring = LocalWriter(
+            self.address.geometry, ring_id, plan.ranks, writer.codec, _KEEP_BYTES, has_others=True
+        )
         self._places = list(range(len(plan.ranks)))  # of readers that are here or may attach
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that some reader has yet to read

@@ -211,9 +211,26 @@ def control(header: Header, body: msgspec.Struct | None = None) -> bytes:
     return header.pack() + (b"" if body is None else msgspec.msgpack.encode(body))
 
 
-def body_of(part: bytes | memoryview, kind: type[Any]) -> Any:
-    """Decodes the body of a control frame; CorruptMessage if it is not a `kind`."""
+_BODIES: dict[int, type[msgspec.Struct]] = {
+    What.HELLO: Hello,
+    What.WELCOME: Welcome,
+    What.REFUSED: Refused,
+    What.ABSENT: Absent,
+    What.REPORT: Report,
+}
+
+
+def parsed(part: bytes) -> tuple[Header, Any]:
+    """Parses a frame: its header, and the body of a control frame that has one, else None.
+
+    Raises:
+        CorruptMessage: there is no header, or the body is not what the header announces.
+    """
+    header = header_of(part)
+    kind = _BODIES.get(header.what)
+    if kind is None:
+        return header, None
     try:
-        return msgspec.msgpack.decode(memoryview(part)[HEADER_BYTES:], type=kind)
+        return header, msgspec.msgpack.decode(memoryview(part)[HEADER_BYTES:], type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise CorruptMessage(f"a frame is not a valid {kind.__name__}: {error}") from None

@@ -24,10 +24,9 @@ from memlane.broadcast.protocol.frames import (
     Ring,
     Welcome,
     What,
-    body_of,
     control,
-    header_of,
     messages_of,
+    parsed,
     whole_header,
 )
 from memlane.broadcast.protocol.message import Assembly, Message
@@ -297,11 +296,11 @@ class ReaderSession(ConnectionState):
             raise
 
     def _receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
-        header = header_of(part)
+        header, body = parsed(part)
         if header.what == What.WELCOME:
-            self._be_welcome(header, body_of(part, Welcome))
+            self._be_welcome(header, body)
         elif header.what == What.REFUSED:
-            self._be_refused(body_of(part, Refused), now)
+            self._be_refused(body, now)
         elif header.what == What.SEEN:
             self._greet_at = None
             self._turn(StreamEvent.SEEN)
@@ -318,7 +317,7 @@ class ReaderSession(ConnectionState):
         elif header.what == What.READY:
             self.is_ready = True
         elif header.what == What.ABSENT:
-            self.absent = body_of(part, Absent)
+            self.absent = body
         elif header.what == What.AGAIN:
             self.acknowledge()
         elif header.what == What.LEFT:

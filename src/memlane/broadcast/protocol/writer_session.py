@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memlane._base.naming import MOST_NAMED
 from memlane.broadcast.protocol import admission
@@ -27,9 +27,8 @@ from memlane.broadcast.protocol.frames import (
     Report,
     Welcome,
     What,
-    body_of,
     control,
-    header_of,
+    parsed,
 )
 from memlane.broadcast.protocol.outbox import Outbox, Piece
 from memlane.broadcast.protocol.places import Places
@@ -140,12 +139,11 @@ class WriterSession:
         peer = self.places.at(route)
         was_idle, line = True, None
         try:
-            header = header_of(frame)
+            header, body = parsed(frame)
             if header.what == What.HELLO:
-                hello = body_of(frame, Hello)
                 if ticket is None:
-                    ticket = self._ticket_of_token(hello.token)
-                was_idle, line = self._greet(route, hello, now, ticket, address)
+                    ticket = self._ticket_of_token(body.token)
+                was_idle, line = self._greet(route, body, now, ticket, address)
             elif (
                 peer is None
                 or header.epoch != self.epoch
@@ -153,7 +151,7 @@ class WriterSession:
             ):
                 raise CorruptMessage("a frame from a peer that has not said hello")
             else:
-                was_idle = self._hear(route, peer, header, frame, now)
+                was_idle = self._hear(route, peer, header, body, now)
         finally:
             if was_idle and peer is not None and peer.note_idle_frame():
                 self._reject(route)
@@ -172,7 +170,7 @@ class WriterSession:
         if route not in self.unwanted:
             self.unwanted.append(route)
 
-    def _hear(self, route: bytes, peer: Peer, header: Header, frame: bytes, now: float) -> bool:
+    def _hear(self, route: bytes, peer: Peer, header: Header, body: Any, now: float) -> bool:
         """Handles a frame of a known reader; returns whether it was no progress."""
         if header.what == What.BYE:
             self._hear_bye(route, peer, now)
@@ -184,7 +182,7 @@ class WriterSession:
             peer.question()
             self.is_asked = True
         elif header.what == What.REPORT:
-            return not self._hear_report(peer, body_of(frame, Report), now)
+            return not self._hear_report(peer, body, now)
         elif header.what == What.END:
             if header.sequence != self.outbox.next or not self.ending.has_begun:
                 raise CorruptMessage(f"{peer.name} confirms an end that it was not told")
