@@ -1,5 +1,5 @@
-"""What `MessageQueue` and `Gather` have in common: roles, iterating, awaiting, the end of a block;
-and waiting for many of them at once."""
+"""The base of `MessageQueue` and `Gather`: roles, iterating, awaiting, the end of a block; and a
+wait for many of them at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONGEST = 86400.0  # seconds; poll() takes milliseconds as a 32-bit int
 
 
 class AnyEnd(Protocol):
-    """What every queue and gather needs of its end."""
+    """The methods of an end that every queue and gather uses."""
 
     def check(self) -> None: ...
 

@@ -59,7 +59,7 @@ class Awaiting:
     async def call(
         self, attempt: Callable[[], Result], timeout: float | None, *, is_send: bool
     ) -> Result:
-        """What `attempt` returns, which has the timeout `NOW`, once it does not time out.
+        """Returns what `attempt`, whose timeout is `NOW`, returns once it does not time out.
 
         Args:
             timeout: in seconds.

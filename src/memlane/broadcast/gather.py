@@ -58,7 +58,7 @@ _LONGEST_SLICE = 86400.0  # poll() takes milliseconds as a 32-bit int
 
 @dataclass
 class GatherHandle:
-    """What one writer attaches with. Send it pickled, or as JSON text.
+    """The address that one writer attaches with. Send it pickled, or as JSON text.
 
     Attributes:
         rank: the writer's.
@@ -198,7 +198,7 @@ class _Reader:
 
     @property
     def open(self) -> int:
-        """How many writers' rings have not ended."""
+        """Number of writers whose rings have not ended."""
         return sum(not ring.native.is_closed for ring in self.rings)
 
     def _must_have_any(self) -> None:
@@ -445,7 +445,7 @@ class Gather(AnyQueue[M]):
         return self._writer
 
     def export_handle(self, rank: int) -> GatherHandle:
-        """What writer `rank` attaches with.
+        """Returns the handle that writer `rank` attaches with.
 
         Raises:
             WrongRole: this is a writer.

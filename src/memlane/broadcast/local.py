@@ -1,4 +1,4 @@
-"""The ends of a queue on one host, their blocks, and what `MessageQueue` needs of every end.
+"""The ends of a queue on one host, their blocks, and what `MessageQueue` uses of every end.
 
 An end wraps a native one (`RingWriter`, `RingReader`) and adds ranks and statistics. `send` and
 `receive` are the native methods themselves, so that a message takes a single call. Ends towards
@@ -73,7 +73,7 @@ class End(Protocol):
 
 
 class Sending(Protocol):
-    """What a writer's last call of `send` has done, whatever was raised after that."""
+    """Tells what a writer's last call of `send` has done, whatever was raised after that."""
 
     @property
     def has_sent(self) -> bool: ...
@@ -144,7 +144,7 @@ class LocalEnd(Generic[Native]):
         return cast("MemlaneError", failure(self.native, "timed_out", 0, timeout))
 
     def pids(self) -> set[int]:
-        """Those of this pid namespace that have ever attached here."""
+        """Returns the pids of this pid namespace that have ever attached here."""
         seen = [participant(self.native, slot) for slot in range(1 + len(self.native.ranks))]
         return {who.slot.pid for who in seen if who.is_of_here}
 
@@ -163,7 +163,7 @@ class LocalEnd(Generic[Native]):
         return self.native.position
 
     def statistics(self) -> QueueStatistics:
-        """What this end sees now; costs a few system calls per reader."""
+        """Returns what this end sees now; costs a few system calls per reader."""
         end = self.native
         messages, size, waits, spills = end.counters()
         published = participant(end, 0).slot.position
@@ -393,7 +393,7 @@ class ViewBlock:
 
 
 class SendsNothing:
-    """Of a writer that keeps no messages, or does not know what was sent."""
+    """The `Sending` of a writer that keeps no messages."""
 
     has_sent = False
 

@@ -1,4 +1,4 @@
-"""What a queue says of its network: its writer's options, and the address that a handle has of it.
+"""The network of a queue: its writer's options, and the address that a handle has of it.
 
 Both are checked when they are made, also where there is no network: nothing here opens a socket.
 """
@@ -60,7 +60,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkAddress:
-    """How readers on other hosts reach a writer. Raises unless a queue could have made it.
+    """The address of a writer for readers on other hosts. Raises unless a queue could have made it.
 
     Attributes:
         queue_id: in hexadecimal.

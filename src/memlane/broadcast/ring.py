@@ -54,7 +54,7 @@ def checked_mode(mode: object, remote_readers: int) -> Mode:
 
 
 def chunks_for(mode: Mode, n_reader: int, max_chunks: object) -> object:
-    """How many chunks a queue has; `ring_geometry` checks those of the mode "all"."""
+    """Returns the number of chunks of a queue; `ring_geometry` checks those of the mode "all"."""
     if mode == "all":
         return max_chunks
     return max(integer_from("max_chunks", max_chunks, 1, MOST_LATEST_CHUNKS), n_reader + 2)

@@ -1,5 +1,5 @@
-"""What it takes to wait for an end without being in a call of it: descriptors that show whether one
-would return at once, and what awaiting needs of an end. Knows no kind of end."""
+"""Descriptors that show whether a call of an end would return at once, and the methods of an end
+that awaiting uses. Knows no kind of end."""
 
 from __future__ import annotations
 

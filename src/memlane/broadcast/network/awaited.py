@@ -1,4 +1,4 @@
-"""What the descriptor of an end shows while nobody is in a call of it."""
+"""The descriptors of the two ends, as they are shown while nobody is in a call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before o
 
 
 class _News:
-    """What is signalled to a reader that receives by itself: by libzmq, or that there is more."""
+    """A descriptor that signals to a reader without a thread: libzmq's, or that there is more."""
 
     def __init__(self, descriptor: int, hear: Callable[[], bool]) -> None:
         self._descriptor, self._hear = descriptor, hear
@@ -68,7 +68,7 @@ class AwaitedMessage:
         self._is_quiet, self._looks_at = True, 0.0  # whether, and until when the thread sleeps
 
     def watch(self) -> ShownWatch:
-        """From now on the thread receives at once, unless a call does. What has come before is
+        """Makes the thread receive at once from now on, unless a call does. What has come before is
         shown when this returns."""
         shown = self._end.watched()
         with self._end.locked() as is_free:
@@ -79,8 +79,8 @@ class AwaitedMessage:
         return shown
 
     def signal(self, events: int) -> JointWatch:
-        """What an event loop watches beside `events`, libzmq's descriptor. Without the thread: it
-        would take two changes of threads more."""
+        """Returns the descriptors that an event loop watches, `events`, libzmq's, among them. The
+        end's thread has no part in it: it would take two changes of threads more."""
         return JointWatch(
             self._end.watched(),
             _News(events, self.hear_now),
@@ -130,7 +130,7 @@ class AwaitedMessage:
         return True
 
     def note_sleep(self, is_quiet: bool, looks_at: float) -> None:
-        """The thread sleeps until then; `is_quiet`: frames do not wake it."""
+        """Notes that the thread sleeps until then; `is_quiet`: frames do not wake it."""
         self._is_quiet, self._looks_at = is_quiet, looks_at
 
     def show(self, most: int = -1, returns: int = 0) -> float | None:
@@ -184,7 +184,7 @@ class AwaitedRoom:
             self._local.show_waiting(waits_for_ring, False)
 
     def look_again(self) -> None:
-        """What an awaited send waits for may have changed; with the lock held."""
+        """Notes that what an awaited send waits for may have changed; with the lock held."""
         if self.is_awaited:
             self.show()
             self._end.nudge()

@@ -1,4 +1,4 @@
-"""What both remote ends share: one call at a time, one background thread, one wait loop.
+"""The base of both remote ends: one call at a time, one background thread, one wait loop.
 
 A libzmq socket may change threads, but only one thread may use it at a time: `lock` guards the
 sockets and all state. The end's own thread (`_serve`) answers the peer between the application's
@@ -156,7 +156,7 @@ class NetworkEnd(ABC):
 
     @abstractmethod
     def _is_doubting(self) -> bool:
-        """Does the clock of a lost peer run? It is looked at often then."""
+        """Whether the clock of a lost peer runs; it is looked at often then."""
 
     @abstractmethod
     def _delay_clocks(self, seconds: float, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What a reader receives from its writer, and what it answers."""
+"""The frames that a reader receives from its writer, and those that it answers with."""
 
 from __future__ import annotations
 

@@ -178,8 +178,8 @@ class NetworkReader(NetworkEnd):
         cancel: Asked | None,
         keep: Callable[[Message], None] | None = None,
     ) -> Message:
-        """The next message, not decoded; inside a call. It counts as taken from now on; `keep` gets
-        it before that.
+        """Returns the next message, not decoded; inside a call. It counts as taken from now on;
+        `keep` gets it before that.
 
         Raises:
             TimedOut, Cancelled: nothing was taken.
@@ -235,7 +235,7 @@ class NetworkReader(NetworkEnd):
         return self.session.who(time.monotonic())
 
     def stall_line(self, waited: float) -> str | None:
-        """What the log says of a long wait; nothing while connected, as the queue may be idle."""
+        """Returns the log's line about a long wait; None while connected: the queue may be idle."""
         if self.session.is_connected:
             return None
         return blocked(f"reader {self.rank}", waited, "no new message", self.writer())
@@ -351,7 +351,7 @@ class NetworkReader(NetworkEnd):
         return self.awaited.is_selected or now - self.incoming.served_at >= self._recent
 
     def _note_events(self, now: float) -> bool:
-        """Handles connection events; were there any?"""
+        """Handles connection events; returns whether there were any."""
         session, is_any = self.session, False
         for event, value in self.transport.events():
             is_any = True
@@ -406,8 +406,8 @@ class NetworkReader(NetworkEnd):
             self._ask()
 
     def follow(self, position: Callable[[], int | None]) -> None:
-        """The application reads from a relay's ring; `position` tells how far it is there, None
-        once it does no longer."""
+        """Notes that the application reads from a relay's ring; `position` returns how far it is
+        there, None once it does no longer."""
         self._position_behind = position
 
     def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
@@ -417,8 +417,8 @@ class NetworkReader(NetworkEnd):
             self.incoming.flush()
 
     def attach_at(self, ring: Ring, rows: list[ReportRow], deadline: Deadline) -> bool:
-        """Reports this reader in that ring, and waits until the writer knows; False: the ring's
-        relay has ended."""
+        """Reports this reader in that ring, and waits until the writer knows. Returns False if the
+        ring's relay has ended."""
         said_at = 0.0
 
         def is_seen() -> bool:

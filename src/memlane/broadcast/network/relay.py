@@ -63,7 +63,7 @@ _KEEP_BYTES = 256 * 1024 * 1024
 
 
 def address_of(ring: Ring, writer: NetworkAddress, writer_pid: int) -> RingAddress:
-    """How readers attach to a relay's ring. Raises InvalidArgument if nobody can have made it."""
+    """Returns the address of a relay's ring. Raises InvalidArgument if nobody can have made it."""
     sizes, origin = (ring.max_chunk_bytes, ring.max_chunks), (writer_pid, writer.endpoint.text)
     return RingAddress.of_relay(ring.name, ring.ring_id, ring.ranks, sizes, writer.codec, origin)
 
@@ -213,7 +213,7 @@ class Relay:
         return behind >= session.window or not has_room_for_it
 
     def is_set(self) -> bool:
-        """Lets the relay act as the `cancel` of `take`: is there something other than messages?"""
+        """Whether there is something other than messages; the relay is the `cancel` of `take`."""
         session = self.stream.session
         is_ready = session.is_ready and self._has_name
         return self._must_look or is_ready or session.absent is not self._heard

@@ -1,4 +1,5 @@
-"""What a writer sends: what may be sent now, what waits for company, and what was begun."""
+"""The messages that a writer sends: how many may be sent now, which wait for company, and which was
+begun."""
 
 from __future__ import annotations
 

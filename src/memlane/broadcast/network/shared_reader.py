@@ -143,7 +143,7 @@ def _position(native: RingReader) -> int | None:
 
 
 class _Parting:
-    """Cancels a wait for the ring when its relay is none any more, or as the caller asks."""
+    """Cancels a wait for the ring when its relay is gone, or as the caller asks."""
 
     def __init__(
         self, has_parted: Callable[[], bool], cancel: threading.Event | None = None
@@ -200,7 +200,7 @@ class SharedReader(LocalReader):
     signal = watch
 
     def _may_follow(self) -> tuple[Watching, ...]:
-        """What may be ready while the ring is not: the stream, once the relay is none any more."""
+        """Returns what may be ready while the ring is not: the stream, once the relay is gone."""
         return (self._stream.watch(),)
 
     def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
@@ -230,7 +230,7 @@ class SharedReader(LocalReader):
         self._alone.wait_until_ready_by(deadline)
 
     def _has_parted(self) -> bool:
-        """Has the writer said that the relay is none any more, although the ring is not dead?"""
+        """Whether the writer has said that the relay is gone, although the ring is not dead."""
         return not self._stream.session.is_behind
 
     def _after_ring(self, error: Cancelled | WriterDied) -> NetworkReader:
@@ -240,7 +240,7 @@ class SharedReader(LocalReader):
         return self._go_on(error)
 
     def _until_parted(self, cancel: threading.Event | None) -> Any:
-        """What cancels a call of the ring's reader."""
+        """Returns the `cancel` of a call of the ring's reader."""
         return self._parting if cancel is None else _Parting(self._has_parted, cancel)
 
     def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:

@@ -236,7 +236,7 @@ class Connecting(sockets.Connecting):
         return payload
 
     def send(self, frame: bytes) -> bool:
-        """False without a connection."""
+        """Sends one frame; returns False without a connection."""
         try:
             _send(self.socket, frame, _NOW)
         except zmq.Again:

@@ -349,7 +349,7 @@ class NetworkWriter(NetworkEnd):
             self.wait_until_ready(timeout, starting)
 
     def _pids(self) -> set[int]:
-        """Those of all readers that have ever attached. A pid of another host may be among them."""
+        """Returns the pids of all readers that have ever attached; some may be of other hosts."""
         with self.lock:
             here = set() if self._local is None else self._local.pids()
             return here | self.session.places.pids()

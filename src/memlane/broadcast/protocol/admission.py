@@ -65,7 +65,8 @@ def declared_dead(peer: Peer) -> Refused:
 
 
 def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
-    """May this HELLO replace `other`? On its host, attaching to the ring tells if that one died."""
+    """Whether this HELLO may replace `other`. On its host, attaching to the ring tells if that one
+    died."""
     if other is not peer or not peer.is_absent:
         return False
     return peer.session == hello.session or peer.host == hello.host

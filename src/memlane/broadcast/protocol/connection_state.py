@@ -1,4 +1,4 @@
-"""What a reader knows of the connection to its writer, and when that writer counts as dead.
+"""A reader's view of the connection to its writer, and when that writer counts as dead.
 
 A clock runs while nothing shows that the writer's host and port are still its own: connects are
 refused or unanswered, or whoever accepts ends the handshake early. It stands while a connection is
@@ -46,12 +46,12 @@ class ConnectionState:
 
     @property
     def was_cut(self) -> bool:
-        """There was a connection, and now there is none at all."""
+        """Whether there was a connection, and now is none at all."""
         return self.link is WriterLink.CUT
 
     @property
     def is_doubted(self) -> bool:
-        """Does the clock run?"""
+        """Whether the clock runs."""
         return self._doubted_since is not None or self.link is WriterLink.UNTRIED
 
     def _apply(self, event: LinkEvent) -> None:
@@ -114,7 +114,7 @@ class ConnectionState:
             self._is_deserted = now - self._refused_since >= REFUSED_SECONDS
 
     def probe_due(self) -> float | None:
-        """When a refusal would have lasted long enough."""
+        """Returns when a refusal will have lasted long enough; None if that is not asked."""
         if self._refused_since is None or self._is_deserted:
             return None
         return self._refused_since + REFUSED_SECONDS

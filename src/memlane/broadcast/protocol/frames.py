@@ -62,7 +62,7 @@ class What(IntEnum):
 
 
 class Kind(IntEnum):
-    """How a message became bytes; `ChunkKind` in `native/broadcast/ring_layout.hpp`."""
+    """The encoding of a message; `ChunkKind` in `native/broadcast/ring_layout.hpp`."""
 
     RAW = 0
     OBJECT = 1
@@ -173,7 +173,7 @@ class ReportRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a relay knows of the readers of its ring, its own included, and where that ring is."""
+    """A relay's rows on the readers of its ring, its own included, and where that ring is."""
 
     name: str
     ring_id: str
@@ -181,7 +181,7 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a reader must know of its writer."""
+    """The facts that a reader must know of its writer."""
 
     pid: int
     window: int

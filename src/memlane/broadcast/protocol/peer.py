@@ -92,7 +92,7 @@ class Peer:
 
     @property
     def is_here(self) -> bool:
-        """Has it attached, and not ended?"""
+        """Whether it has attached, and not ended."""
         return self.life in (Life.RUNNING, Life.RELAYING)
 
     @property
@@ -101,22 +101,22 @@ class Peer:
 
     @property
     def is_waited_for(self) -> bool:
-        """Does the writer keep messages for it?"""
+        """Whether the writer keeps messages for it."""
         return self.life is Life.RUNNING or (self.is_absent and not self.comes_late)
 
     @property
     def is_missing(self) -> bool:
-        """Is it expected, and has not attached?"""
+        """Whether it is expected, and has not attached."""
         return self.is_absent and not self.comes_late
 
     @property
     def owes_end(self) -> bool:
-        """Must it still confirm END? A relay does so for the readers behind it."""
+        """Whether it must still confirm END. A relay does so for the readers behind it."""
         return self.is_here and self.via is None and not self.has_heard_end
 
     @property
     def is_relay(self) -> bool:
-        """Does it pass messages on to others?"""
+        """Whether it passes messages on to others."""
         return bool(self.host) and self.via is None and self.is_here and not self.is_late
 
     # Events -----------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ class Peer:
         self.taken_bytes = nbytes
 
     def wants(self, hello: Hello) -> tuple[int, Cursor]:
-        """What it has taken, and the frame that it wants. It does not know its first message before
-        it gets one."""
+        """Returns what it has taken, and the frame that it wants. It does not know its first
+        message before it gets one."""
         if (hello.taken, hello.sequence, hello.piece) == (0, 0, 0):
             return self.first, (self.first, 0)
         return hello.taken, (hello.sequence, hello.piece)
@@ -281,7 +281,7 @@ class Peer:
             self.stop_sharing()
 
     def forget(self) -> None:
-        """Nobody has attached after all."""
+        """Notes that nobody has attached after all."""
         self.session = b""
         self.stop_sharing()
 
@@ -321,7 +321,7 @@ class Peer:
 
     @property
     def owner(self) -> str:
-        """Whose place it is."""
+        """Names the owner of the place."""
         if self.rank is None:
             return "nobody"
         if self.life is Life.CLOSED and not self.session:
@@ -333,7 +333,7 @@ class Peer:
         return _STATES[self.life]
 
     def facts(self, sent: int, now: float) -> Facts:
-        """What blame is decided and worded by; `sent` messages were sent."""
+        """Returns the facts by which blame is decided and worded; `sent` messages were sent."""
         if self.life is Life.ATTACHING and self.via is not None:
             waits = f"which has not reported for {now - self.via.reported_at:.1f} s"
             doing = f"attaching behind {self.via.name}'s relay, {waits}"

@@ -60,7 +60,7 @@ class Places:
         return former if former != route else None
 
     def is_remote(self, rank: int) -> bool:
-        """May a remote reader have that rank?"""
+        """Whether a remote reader may have that rank."""
         return 0 <= rank < 1 << 63 and rank not in self._local_ranks
 
     def absent(self) -> list[Peer]:
@@ -81,18 +81,18 @@ class Places:
         return (peer for peer in self.peers if peer.life is Life.DEAD)
 
     def holders(self, rank: int) -> list[Peer]:
-        """Who has, or had, that rank."""
+        """Returns the peers that have, or had, that rank."""
         return [peer for peer in self.peers if peer.rank == rank and peer.session]
 
     def was_released(self, rank: int) -> bool:
-        """Was that rank released before it attached?"""
+        """Whether that rank was released before it attached."""
         return any(
             peer.rank == rank and peer.life is Life.CLOSED and not peer.session
             for peer in self.peers
         )
 
     def owners(self) -> str:
-        """Whose the places are, as text."""
+        """Names the owners of all places, as one text."""
         return names_of([peer.owner for peer in self.peers])
 
     def spare_for(self, rank: int) -> Peer | None:
@@ -136,7 +136,7 @@ class Places:
         peer.release(rank, now)
 
     def ended(self, rank: int) -> Peer:
-        """Who has had the place that another process may take."""
+        """Returns the peer that has had the place that another process may take."""
         peer = self._of(rank)
         if peer.life is not Life.CLOSED:
             relays = peer.life is Life.RELAYING
@@ -182,7 +182,7 @@ class Places:
         return any(peer.link is Link.LOST for peer in self.peers)
 
     def deserted_since(self) -> float | None:
-        """When the last reader closed, if every reader has closed or was released; else None."""
+        """Returns when the last reader closed; None unless all have closed or were released."""
         if any(peer.is_waited_for or peer.life is Life.DEAD for peer in self.peers):
             return None
         return max(peer.ended_at for peer in self.peers) or None
@@ -212,7 +212,7 @@ class Places:
         return (peer for peer in self.peers if peer.via is relay)
 
     def parted(self) -> Iterator[Peer]:
-        """Readers behind a relay that is none any more."""
+        """Returns the readers whose relay is gone."""
         return (peer for peer in self.peers if peer.via is not None and not peer.via.is_relay)
 
     def silent_relays(self, since: float) -> Iterator[Peer]:

@@ -413,12 +413,12 @@ class ReaderSession(ConnectionState):
 
     @property
     def is_welcome(self) -> bool:
-        """Has the latest HELLO been answered?"""
+        """Whether the latest HELLO was answered."""
         return self.stream in _WELCOME
 
     @property
     def is_behind(self) -> bool:
-        """Does it read from a relay's ring, or did until that relay ended?"""
+        """Whether it reads from a relay's ring, or did until that relay ended."""
         return self.stream in (Stream.BEHIND, Stream.PARTED)
 
     def _turn(self, event: StreamEvent) -> None:
@@ -427,12 +427,12 @@ class ReaderSession(ConnectionState):
 
     @property
     def was_welcome(self) -> bool:
-        """Has the writer let this reader in, whatever became of the connection since?"""
+        """Whether the writer has let this reader in, whatever became of the connection since."""
         return self.epoch != 0
 
     @property
     def is_ended(self) -> bool:
-        """Has everything arrived that will ever be sent?"""
+        """Whether everything has arrived that will ever be sent."""
         return self._end is not None
 
     def check_writer(self, now: float) -> None:
@@ -449,7 +449,7 @@ class ReaderSession(ConnectionState):
             raise self.failure
 
     def is_over(self, now: float) -> bool:
-        """Can no reader attach any more?"""
+        """Whether no reader can attach any more."""
         return self.is_ended or self.failure is not None or self.death(now) is not None
 
     def who(self, now: float) -> str:

@@ -58,7 +58,7 @@ class Link(Enum):
 
 
 class Event(Enum):
-    """What happens to a peer."""
+    """Something that happens to a peer."""
 
     ATTACHED = auto()  # its HELLO was accepted, and it reads over its own connection
     SENT_TO_RELAY = auto()  # its HELLO was accepted, and names the relay of its host
@@ -145,7 +145,7 @@ class WriterLink(Enum):
 
 
 class LinkEvent(Enum):
-    """What happens to a reader's connection."""
+    """Something that happens to a reader's connection."""
 
     ACCEPTED = auto()
     UP = auto()  # the handshake is complete
@@ -163,7 +163,7 @@ WRITER_LINK: dict[LinkEvent, dict[WriterLink, WriterLink]] = {
 
 
 class Stream(Enum):
-    """What a reader gets over its connection."""
+    """The stream that a reader gets over its connection."""
 
     GREETING = auto()
     OWN = auto()
@@ -174,7 +174,7 @@ class Stream(Enum):
 
 
 class StreamEvent(Enum):
-    """What changes that."""
+    """Something that changes the stream."""
 
     GREETS = auto()  # it sends HELLO, or has lost its connection
     WELCOME = auto()  # the answer to its latest HELLO: messages follow

@@ -106,7 +106,7 @@ class WriterSession:
         return due
 
     def frames_due(self) -> Iterator[Due]:
-        """What is due, until it is `sent`. A frame whose sending was interrupted comes again."""
+        """Yields what is due until it is `sent`; one whose sending was interrupted comes again."""
         if self._has_taken:
             self._has_taken = False
             self.outbox.drop_taken()
@@ -158,11 +158,11 @@ class WriterSession:
         return line
 
     def _ticket_of(self, peer: Peer) -> int:
-        """What the key of its place and generation proves."""
+        """Returns the ticket that the key of its place and generation proves."""
         return peer.generation * len(self._peers) + peer.place
 
     def is_known(self, route: bytes) -> bool:
-        """Is that the connection of a reader that has attached or is attaching?"""
+        """Whether that is the connection of a reader that has attached or is attaching."""
         peer = self.places.at(route)
         return peer is not None and peer.is_connected
 
