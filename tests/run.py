@@ -16,6 +16,7 @@ import argparse
 import ast
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -88,10 +89,14 @@ class Group:
     report: Path
     expected: float  # seconds
     took: float = 0.0
+    computed: float = 0.0  # seconds of a core, of all its processes
 
     @property
     def name(self) -> str:
         return self.files[0] + (f" and {len(self.files) - 1} more" if self.files[1:] else "")
+
+    def __str__(self) -> str:
+        return f"{self.took:.0f} s, {self.computed:.0f} s of a core"
 
     def run(self) -> tuple[int, str]:
         """Returns the exit status and what was printed.
@@ -119,13 +124,16 @@ class Group:
 
     def _wait(self, process: subprocess.Popen[bytes], log: TextIO) -> None:
         size = -1
-        while process.returncode is None:
-            try:
-                process.wait(SILENT)
-            except subprocess.TimeoutExpired:
+        ends = select.poll()
+        with open(os.pidfd_open(process.pid)) as ended:
+            ends.register(ended, select.POLLIN)
+            while not ends.poll(1000 * SILENT):
                 before, size = size, os.fstat(log.fileno()).st_size
                 if size == before:
                     process.send_signal(signal.SIGABRT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.computed = usage.ru_utime + usage.ru_stime
 
 
 _running: set[subprocess.Popen[bytes]] = set()
@@ -240,7 +248,7 @@ def run(groups: list[Group], jobs: int) -> Outcome:
         try:
             for future in as_completed(futures):
                 group, (status, output) = futures[future], future.result()
-                print(f"\n== {group.name}: {group.took:.0f} s\n{output.rstrip()}", flush=True)
+                print(f"\n== {group.name}: {group}\n{output.rstrip()}", flush=True)
                 outcome.add(group, status)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -271,7 +279,9 @@ def main() -> int:
     if not options.marks:
         before = json.loads(LAST_RUN.read_text()) if LAST_RUN.exists() else {}
         LAST_RUN.write_text(json.dumps({**before, **outcome.seconds}, indent=0))
-    print(f"\n{len(groups)} groups in {time.monotonic() - begin:.0f} s\n{outcome}")
+    computed = sum(group.computed for group in groups)
+    took = time.monotonic() - begin
+    print(f"\n{len(groups)} groups in {took:.0f} s, {computed:.0f} s of a core\n{outcome}")
     return 1 if outcome.failed or not groups else 0
 
 
