@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import ConcurrentUse, InvalidArgument, InvalidType, Unsupported, WrongProcess
+from memlane import (
+    ConcurrentUse,
+    InvalidArgument,
+    InvalidType,
+    OutOfMemory,
+    Unsupported,
+    WrongProcess,
+)
 from memlane.tiers import BlockPool
 from memlane.tiers.pool import PolicyName
+from tests.support.limits import limiting
 
 pytestmark = pytest.mark.unit
 
@@ -262,6 +271,13 @@ def test_a_bad_key_changes_nothing(
     assert pool.statistics() == before
 
 
+@pytest.mark.parametrize("asked", [None, 7])
+def test_keys_that_are_no_sequence(pool: BlockPool, asked: Any) -> None:
+    for call in (pool.pin, pool.reserve, pool.has, pool.touch, pool.forget):
+        with pytest.raises(InvalidType, match="keys must be a sequence"):
+            call(asked)
+
+
 def test_a_subclass_of_bytes_is_its_bytes(pool: BlockPool) -> None:
     """No code of its own runs."""
 
@@ -300,6 +316,14 @@ def test_a_bad_mask_changes_nothing(pool: BlockPool, ok: Any) -> None:
 def test_a_bad_capacity(blocks: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="blocks"):
         BlockPool(blocks)
+
+
+def test_a_capacity_beyond_the_memory() -> None:
+    with (
+        limiting(resource.RLIMIT_AS, 8 << 30)("made"),
+        pytest.raises(OutOfMemory, match="a pool of 2147483647"),
+    ):
+        BlockPool((1 << 31) - 1)
 
 
 def test_a_policy_that_is_none() -> None:

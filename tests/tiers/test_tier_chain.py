@@ -702,6 +702,7 @@ def test_bad_arguments() -> None:
         ((pool, rows[:7], [tier]), InvalidArgument),
         ((pool, rows, []), InvalidArgument),
         ((pool, rows, [7]), InvalidType),
+        ((pool, rows, 7), InvalidType),
         ((pool, rows, [tier, tier]), InvalidArgument),
         ((BlockPool(1), rows, [tier]), InvalidArgument),
     ):
@@ -717,6 +718,8 @@ def test_bad_arguments() -> None:
         for call in (chain.fetch, chain.prefetch, chain.forget):
             with pytest.raises(InvalidType):
                 call(["text"])  # type: ignore[list-item]
+            with pytest.raises(InvalidType, match="keys must be a sequence"):
+                call(None)  # type: ignore[arg-type]
             with pytest.raises(InvalidArgument):
                 call([b""])
         with pytest.raises(InvalidType):

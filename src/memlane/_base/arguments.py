@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
+from typing import TypeVar
 
 from memlane.errors import InvalidArgument, InvalidType
 
 # File offsets are signed 64-bit numbers; a segment beyond a quarter of their range is a mistake.
 MAX_SEGMENT_BYTES = 1 << 61
+
+T = TypeVar("T")
 
 
 def integer(name: str, value: object) -> int:
@@ -28,6 +32,15 @@ def integer_from(name: str, value: object, least: int, most: int | None = None) 
     if most is not None and number > most:
         raise InvalidArgument(f"{name} must be at most {most}, not {number}")
     return number
+
+
+def items_of(name: str, values: Iterable[T]) -> list[T]:
+    """The items of `values`, as a new list."""
+    try:
+        each = iter(values)
+    except TypeError:
+        raise InvalidType(f"{name} must be a sequence, not {type(values).__name__}") from None
+    return list(each)
 
 
 def segment_name(name: object) -> str:

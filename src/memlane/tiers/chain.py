@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from memlane._base.arguments import integer_from
+from memlane._base.arguments import integer_from, items_of
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
 from memlane._locks import Lock
@@ -135,7 +135,7 @@ class TierChain:
         if not isinstance(pool, BlockPool):
             raise InvalidType(f"pool must be a BlockPool, not {type(pool).__name__}")
         seconds = seconds_of(timeout)
-        links = [Link(tier, place, seconds) for place, tier in enumerate(tiers)]
+        links = [Link(tier, place, seconds) for place, tier in enumerate(items_of("tiers", tiers))]
         for link in links:
             if not isinstance(link.tier, Tier):
                 raise InvalidType(f"tiers must be Tiers, not {link.name}")
@@ -195,7 +195,7 @@ class TierChain:
         deadline = Deadline(timeout)
         self._check()
         self._advance(self._moves.at_work())
-        asked = list(keys)
+        asked = items_of("keys", keys)
         pin = self._pool.pin(asked)
         try:
             self._hits += len(pin.ids)
@@ -223,7 +223,7 @@ class TierChain:
         """
         self._check()
         self._advance(self._moves.at_work())
-        self._begin(list(keys), self._moves.links)
+        self._begin(items_of("keys", keys), self._moves.links)
 
     def poll(self) -> None:
         """Takes what the tiers report. Does not wait. Other calls take it, too: this one is for
@@ -255,8 +255,9 @@ class TierChain:
             SystemFault: a tier does not answer; the keys are forgotten everywhere else.
         """
         self._check()
-        asked = [*dict.fromkeys(keys)]
+        asked = items_of("keys", keys)
         self._pool.has(asked)  # checks them
+        asked = [*dict.fromkeys(asked)]
         self._forget(set(asked), self._pool.forget, lambda tier: tier.forget(asked))
 
     def clear(self, *, epoch: str | bytes | int | None = None) -> None:

@@ -244,10 +244,12 @@ class TierConformance:
             ([b"a"], [8], InvalidArgument),
             ([b"a"], [0.0], InvalidType),
             ([b"a"], [[0]], InvalidArgument),
+            ([b"a"], [[0], [1, 2]], InvalidArgument),
+            (None, [0], InvalidType),
         ],
     )
     def test_bad_input_changes_nothing(
-        self, tmp_path: Path, keys: list[Any], ids: list[Any], error: type[Exception]
+        self, tmp_path: Path, keys: Any, ids: list[Any], error: type[Exception]
     ) -> None:
         with self.open(tmp_path, self.rows()) as tier:
             for call in (tier.store, tier.load):
@@ -264,8 +266,9 @@ class TierConformance:
         for wrong in (rows[:, :-1], rows[0], rows[:0], frozen, bytes(100)):
             with pytest.raises(InvalidArgument, match="rows must"):
                 self.open(tmp_path, wrong)
-        with pytest.raises(InvalidType, match="rows must"):
-            self.open(tmp_path, 7)
+        for kind in (7, np.zeros((2, 8), "datetime64[s]"), np.zeros((2, 8), object)):
+            with pytest.raises(InvalidType, match="rows must"):
+                self.open(tmp_path, kind)
 
     def test_a_deadline_that_has_passed_is_a_miss(self, tmp_path: Path) -> None:
         """Reported, and the row is nobody's from then on."""

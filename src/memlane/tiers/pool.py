@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,10 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from memlane import _native
-from memlane._base.arguments import integer_from
+from memlane._base.arguments import integer_from, items_of
 from memlane._base.diagnosis import warn
 from memlane._base.segments import name_of, new_id
-from memlane.errors import InvalidArgument, InvalidType, MemlaneError, Unsupported, WrongProcess
+from memlane.errors import (
+    InvalidArgument,
+    InvalidType,
+    MemlaneError,
+    Unsupported,
+    WrongProcess,
+    system_fault,
+)
 
 PolicyName = Literal["lru", "arc", "s3fifo", "tuned"]
 Ids = npt.NDArray[np.int32]
@@ -139,11 +147,16 @@ class BlockPool:
 
         Raises:
             InvalidType, InvalidArgument: for an argument that is none.
+            OutOfMemory: this process may not have the memory for it.
         """
         count = integer_from("blocks", blocks, 1, _MOST_BLOCKS)
         self._policy = checked_policy(policy)
         self._generation = _native.fork_generation()
-        self._native = _native.BlockPool(count, policy)
+        try:
+            self._native = _native.BlockPool(count, policy)
+        except MemoryError:
+            why = f"cannot allocate a pool of {count} blocks"
+            raise system_fault(errno.ENOMEM, why) from None
         self._backing: Backing | None = None
         show(self._native)
 
@@ -156,7 +169,7 @@ class BlockPool:
             InvalidType, InvalidArgument: a key is not bytes, or too long; nothing has changed.
             WrongProcess: in a forked child.
         """
-        asked = list(keys)
+        asked = items_of("keys", keys)
         return Pin(self, asked, self._own().pin(asked))
 
     def reserve(self, keys: Sequence[bytes]) -> Reservation:
@@ -168,7 +181,7 @@ class BlockPool:
         Raises:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
         """
-        asked = list(keys)
+        asked = items_of("keys", keys)
         native = self._own()
         if self._backing is not None:
             return self._backing.answer(asked)
@@ -181,7 +194,7 @@ class BlockPool:
         Raises:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
         """
-        return self._own().has(list(keys))
+        return self._own().has(items_of("keys", keys))
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Counts as an access of every key, the last first.
@@ -189,7 +202,7 @@ class BlockPool:
         Raises:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
         """
-        self._own().touch(list(keys))
+        self._own().touch(items_of("keys", keys))
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Nobody finds these keys any more. A block that is pinned or reserved is free when its
@@ -198,7 +211,7 @@ class BlockPool:
         Raises:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
         """
-        self._own().forget(list(keys))
+        self._own().forget(items_of("keys", keys))
 
     def clear(self) -> None:
         """Forgets all keys, and which were evicted. The sizes that `tuned` has chosen stay.

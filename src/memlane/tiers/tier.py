@@ -13,7 +13,7 @@ from typing import Any, NewType, Self
 import numpy as np
 import numpy.typing as npt
 
-from memlane._base.arguments import integer_from
+from memlane._base.arguments import integer_from, items_of
 from memlane.errors import InvalidArgument, InvalidType, Unsupported
 
 Ticket = NewType("Ticket", int)
@@ -272,9 +272,9 @@ class Rows:
         """
         try:
             view = memoryview(buffer)
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: an array of dates
             kind = type(buffer).__name__
-            raise InvalidType(f"rows must be a writable buffer, not {kind}") from None
+            raise InvalidType(f"rows must be a writable buffer of numbers, not {kind}") from None
         with view:
             shape = view.shape or ()
             if "O" in view.format:
@@ -293,7 +293,10 @@ class Rows:
         Raises:
             InvalidType, InvalidArgument: they are no row numbers, twice the same, or too few.
         """
-        rows = np.asarray(ids)
+        try:
+            rows = np.asarray(ids)
+        except ValueError:  # lists of different lengths
+            raise InvalidArgument("ids must be row numbers, one for each key") from None
         if rows.size and rows.dtype.kind not in "iu":
             raise InvalidType(f"ids must be row numbers, not an array of {rows.dtype}")
         if rows.shape != (count,):
@@ -356,7 +359,7 @@ def distinct(keys: Sequence[bytes]) -> list[bytes]:
     Raises:
         InvalidType, InvalidArgument: one is not bytes, has a wrong length, or comes twice.
     """
-    found = list(keys)
+    found = items_of("keys", keys)
     for key in found:
         if not isinstance(key, bytes):
             raise InvalidType(f"a key must be bytes, not {type(key).__name__}")
