@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ctime>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <random>
@@ -237,9 +238,37 @@ void refused_reads() {
     }
 }
 
+// Beside a list of what was pushed.
+void recent_keys(std::uint32_t most, std::uint64_t seed) {
+    RecentKeys keys(most);
+    std::deque<std::uint64_t> pushed;  // the newest first; 0: it has left
+    std::mt19937_64 draw(seed);
+    for (int step = 0; step < 2000; ++step) {
+        const std::uint64_t number = 1 + draw() % (2 * most + 3);
+        const auto found = std::ranges::find(pushed, number);
+        const bool is_there = found != pushed.end();
+        if (draw() % 3 > 0) {
+            keys.push(mixed(number));
+            if (is_there) *found = 0;
+            pushed.push_front(number);
+            if (pushed.size() > most) pushed.pop_back();
+        } else {
+            const std::uint32_t age = is_there ? static_cast<std::uint32_t>(found - pushed.begin()) : RecentKeys::kAbsent;
+            CHECK(keys.take(mixed(number)) == age);
+            if (is_there) *found = 0;
+        }
+        if (draw() % 500 == 0) {
+            keys.clear();
+            pushed.clear();
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
+    for (const std::uint32_t most : {0u, 1u, 2u, 7u, 64u})
+        for (std::uint64_t seed = 0; seed < 10; ++seed) recent_keys(most, seed);
     for (const char* const policy : {"lru", "arc", "s3fifo", "tuned"})
         for (std::uint64_t seed = 0; seed < 10; ++seed) random_calls(policy, seed);
     the_last_victims_stay_aside();

@@ -1,10 +1,9 @@
 // The keys of blocks that were evicted not long ago: a FIFO of at most `most` keys, with a look-up by key.
 //
-// Some 30 bytes a key, allocated as keys come.
+// Some 30 bytes a key, allocated as keys come. Where the bound may be on what was pushed, `RecentKeys` takes a third.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "tiers/block_lists.hpp"
 #include "tiers/block_map.hpp"
@@ -27,22 +26,19 @@ public:
         if (place == kNoBlock && size() == most_) map_.remove(map_.key_of(place = lists_.oldest(kUsed, {})));
         if (place == kNoBlock) {
             lists_.push(kUnused, place = lists_.add());
-            pushed_.resize(lists_.blocks());
         }
         map_.insert(key, place);
         lists_.move(kUsed, place);
-        pushed_[place] = ++pushes_;
         // The next key removes the oldest.
         if (size() == most_) map_.prefetch(map_.key_of(lists_.oldest(kUsed, {})));
     }
 
-    // It leaves. Returns how many keys have been pushed since; kAbsent if it was not there.
-    static constexpr std::uint32_t kAbsent = 0xFFFF'FFFF;
-    std::uint32_t take(Key key) noexcept {
+    // It leaves. Returns whether it was there.
+    bool take(Key key) noexcept {
         const Block place = map_.remove(key);
-        if (place == kNoBlock) return kAbsent;
+        if (place == kNoBlock) return false;
         lists_.move(kUnused, place);
-        return pushes_ - pushed_[place];
+        return true;
     }
 
     void drop_oldest() noexcept {
@@ -59,8 +55,6 @@ private:
 
     std::uint64_t most_;
     BlockLists lists_{0, 2};
-    std::vector<std::uint32_t> pushed_;  // by place, the number of its push, modulo 2**32
-    std::uint32_t pushes_ = 0;
     BlockMap map_;
 };
 

@@ -12,6 +12,7 @@
 #include "tiers/block_lists.hpp"
 #include "tiers/ghost_list.hpp"
 #include "tiers/policy.hpp"
+#include "tiers/recent_keys.hpp"
 
 namespace memlane::tiers {
 
@@ -56,11 +57,11 @@ public:
 
     Admission admit(Key key) override {
         const double recent = ghosts_[kRecent].size(), frequent = ghosts_[kFrequent].size();
-        if (ghosts_[kRecent].take(key) != GhostList::kAbsent) {
+        if (ghosts_[kRecent].take(key)) {
             target_ = std::min<double>(target_ + std::max(frequent / recent, 1.0), blocks_);
             return Admission::kRecent;
         }
-        if (ghosts_[kFrequent].take(key) != GhostList::kAbsent) {
+        if (ghosts_[kFrequent].take(key)) {
             target_ = std::max<double>(target_ - std::max(recent / frequent, 1.0), 0);
             return Admission::kFrequent;
         }
@@ -125,7 +126,7 @@ public:
     void touch(Block block) override { uses_[block] = std::min<std::uint8_t>(static_cast<std::uint8_t>(uses_[block] + 1), 3); }
 
     Admission admit(Key key) override {
-        return ghosts_.take(key) == GhostList::kAbsent ? Admission::kNew : Admission::kRecent;
+        return ghosts_.take(key) ? Admission::kRecent : Admission::kNew;
     }
 
     Block victim(Admission, Pins pins) override {
@@ -190,7 +191,7 @@ class Segments {
 public:
     static constexpr BlockLists::List kProbation = 0, kProtected = 1;
 
-    Segments(std::uint32_t blocks, std::uint64_t most_ghosts) : ghosts(most_ghosts), lists_(blocks, 2), keys_(blocks) {}
+    Segments(std::uint32_t blocks, std::uint32_t most_ghosts) : ghosts(most_ghosts), lists_(blocks, 2), keys_(blocks) {}
 
     void touch(Block block) noexcept { lists_.move(kProtected, block); }
 
@@ -218,7 +219,9 @@ public:
         ghosts.clear();
     }
 
-    GhostList ghosts;
+    std::uint32_t size() const noexcept { return lists_.size(kProbation) + lists_.size(kProtected); }
+
+    RecentKeys ghosts;
 
 private:
     BlockLists lists_;
@@ -228,14 +231,14 @@ private:
 // New blocks are on probation, `share` of all; 0: they are declined. Whoever comes back is protected.
 class TwoSegment final : public Policy {
 public:
-    TwoSegment(std::uint32_t blocks, double share, std::uint64_t ghosts)
+    TwoSegment(std::uint32_t blocks, double share, std::uint32_t ghosts)
         : declines_(share == 0), probation_(static_cast<std::uint32_t>(share * blocks)), segments_(blocks, ghosts) {}
 
     void prefetch(Key key) const noexcept override { segments_.ghosts.prefetch(key); }
     void touch(Block block) override { segments_.touch(block); }
 
     Admission admit(Key key) override {
-        if (segments_.ghosts.take(key) != GhostList::kAbsent) return Admission::kRecent;
+        if (segments_.ghosts.take(key) != RecentKeys::kAbsent) return Admission::kRecent;
         if (!declines_) return Admission::kNew;
         segments_.ghosts.push(key);
         return Admission::kDeclined;
@@ -253,6 +256,44 @@ private:
     bool declines_;
     std::uint32_t probation_;
     Segments segments_;
+};
+
+// Of misses in a full cache, which are admitted: one in `kEvery`. Then a loop over more than fits finds what is there, while
+// every other policy here drops each block shortly before it is wanted; and where that loop has ended, another takes its
+// place. After the bimodal insertion of Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA '07.
+class RareAdmission {
+public:
+    static constexpr std::uint32_t kEvery = 32;
+
+    bool admits(bool is_full) noexcept { return !is_full || ++misses_ % kEvery == 0; }
+
+private:
+    std::uint32_t misses_ = 0;
+};
+
+// LRU, but most of what is new is declined.
+class Rare final : public Policy {
+public:
+    explicit Rare(std::uint32_t blocks) : blocks_(blocks), lists_(blocks, 1) {}
+
+    void touch(Block block) override { lists_.move(0, block); }
+    Admission admit(Key) override {
+        return admission_.admits(lists_.size(0) == blocks_) ? Admission::kNew : Admission::kDeclined;
+    }
+    Block victim(Admission, Pins pins) override {
+        const Block block = lists_.oldest(0, pins);
+        if (block != kNoBlock) lists_.remove(block);
+        return block;
+    }
+    void insert(Key, Block block, Admission) override { lists_.push(0, block); }
+    void remove(Block block) override { lists_.remove(block); }
+    void unpinned(Block block) override { lists_.unpinned(block); }
+    void clear() override { lists_.clear(); }
+
+private:
+    std::uint32_t blocks_;
+    RareAdmission admission_;
+    BlockLists lists_;
 };
 
 // "lru", "arc" or "s3fifo".

@@ -14,21 +14,26 @@ namespace memlane::tiers {
 
 class Tuned final : public Policy {
 public:
-    // Some 30 bytes a key. At least as many as blocks.
-    static constexpr std::uint64_t kMostGhosts = 4'000'000;
+    static constexpr std::uint32_t kMostGhosts = 4'000'000;  // or as many as blocks, if that is more
 
     Tuned(std::uint32_t blocks, std::shared_ptr<const Choice> choice)
         : blocks_(blocks),
           choice_(std::move(choice)),
-          segments_(blocks, std::max<std::uint64_t>(blocks, std::min(std::uint64_t{kLongGhosts} * blocks, kMostGhosts))) {}
+          segments_(blocks, std::max(blocks, std::min(kMostGhosts, ghosts_of(kLongGhosts, blocks)))) {}
 
     void touch(Block block) override { segments_.touch(block); }
 
     Admission admit(Key key) override {
         const Candidate& chosen = candidate();
         const std::uint32_t age = segments_.ghosts.take(key);
-        if (age != GhostList::kAbsent && age < std::uint64_t{chosen.ghosts} * blocks_) return Admission::kRecent;
-        if (chosen.kind != Candidate::Kind::kTwoSegment || chosen.share > 0) return Admission::kNew;
+        const bool is_recent = age != RecentKeys::kAbsent && age < std::uint64_t{chosen.ghosts} * blocks_;
+        bool is_wanted = chosen.kind != Candidate::Kind::kTwoSegment || chosen.share > 0;
+        if (chosen.kind == Candidate::Kind::kRare) {
+            is_wanted = rare_.admits(segments_.size() == blocks_);
+        } else if (is_recent) {
+            return Admission::kRecent;
+        }
+        if (is_wanted) return Admission::kNew;
         segments_.ghosts.push(key);
         return Admission::kDeclined;
     }
@@ -38,7 +43,9 @@ public:
     }
 
     void insert(Key key, Block block, Admission admission) override {
-        segments_.insert(key, block, admission == Admission::kRecent || candidate().kind == Candidate::Kind::kLru);
+        const Candidate::Kind kind = candidate().kind;
+        const bool is_one_list = kind == Candidate::Kind::kLru || kind == Candidate::Kind::kRare;
+        segments_.insert(key, block, admission == Admission::kRecent || is_one_list);
     }
 
     void remove(Block block) override { segments_.remove(block); }
@@ -52,6 +59,7 @@ private:
 
     std::uint32_t blocks_;
     std::shared_ptr<const Choice> choice_;
+    RareAdmission rare_;
     Segments segments_;
 };
 

@@ -3,8 +3,11 @@
 import gc
 import os
 import resource
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from tests.support.limits import limiting
 
 pytestmark = pytest.mark.unit
 
+ROOT = Path(__file__).parents[2]
 POLICIES: list[PolicyName] = ["lru", "arc", "s3fifo", "tuned"]
 
 
@@ -237,6 +241,15 @@ def test_a_tuned_pool_learns_to_decline() -> None:
         with pool.pin(wanted) as pin, pool.reserve(pin.missing) as new:
             new.commit()
     assert pool.statistics().hits > 0.8 * 59 * 150
+
+
+def test_a_slot_of_a_tuned_pool_costs_less_than_400_bytes() -> None:
+    """With all lists of evicted keys and all shadows full, in a process that does nothing else."""
+    blocks = 60_000
+    command = [sys.executable, "-m", "benchmarks.tiers.memory", "--one"]
+    command += ["--policy", "tuned", "--blocks", str(blocks)]
+    taken = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
+    assert 50 * blocks < int(taken) < 400 * blocks
 
 
 def test_a_forecast_says_what_more_blocks_would_hit() -> None:

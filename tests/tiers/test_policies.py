@@ -73,6 +73,41 @@ def near_the_best(trace: Trace, blocks: int) -> None:
     assert tuned >= 0.99 * prefix[0]
 
 
+def epochs(prompts: int, laps: int, *, shuffled: bool) -> Trace:
+    """A set of prompts of ten blocks each, asked for again and again, as in training."""
+    draw, order = random.Random(3), list(range(prompts))
+    trace = []
+    for _ in range(laps):
+        if shuffled:
+            draw.shuffle(order)
+        trace += [list(range(10 * prompt, 10 * prompt + 10)) for prompt in order]
+    return trace
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("times", [1.02, 1.25, 1.9])
+def test_loops_over_more_than_fits_are_hit(times: float, shuffled: bool) -> None:
+    """From the sixth lap on, at least 0.9 of what the best that could be would hit: all blocks but
+    one, in each lap."""
+    blocks, laps, prompts = 500, 16, int(50 * times)
+    before = replay(epochs(prompts, 5, shuffled=shuffled), "tuned", blocks)
+    after = replay(epochs(prompts, laps, shuffled=shuffled), "tuned", blocks)
+    assert after["hits"] - before["hits"] >= 0.9 * (laps - 5) * (blocks - 1)
+
+
+def test_a_loop_that_begins_late_is_noticed() -> None:
+    """After conversations, and they are hit again after the loop as they were before."""
+    talks = list(requests(5, users=60, turns=1500, share=0.2))
+    again = [[key + 10**9 for key in ids] for ids in requests(6, users=60, turns=1500, share=0.2)]
+    loop = [[key + 10**8 for key in ids] for ids in epochs(60, 60, shuffled=False)]
+    hits = [
+        replay(trace, "tuned", 400)["hits"]
+        for trace in (talks, talks + loop[:1800], talks + loop, talks + loop + again, again)
+    ]
+    assert hits[2] - hits[1] >= 0.8 * 30 * 399
+    assert hits[3] - hits[2] >= 0.8 * hits[4]
+
+
 TRACES = os.environ.get("MEMLANE_TRACES")
 
 

@@ -134,8 +134,9 @@ class BlockPool:
     Policies, beside those of your own (`Policy`), are `lru`; `arc` (Megiddo and Modha, FAST '03);
     `s3fifo` (Yang et al., SOSP '23); and `tuned`: a segment on probation, a protected segment and a
     list of keys that were evicted, whose sizes are chosen while it runs, by what caches of other
-    sizes, of LRU and of ARC would have hit. A thread counts that, beside the calls. It may decline
-    keys that nobody has asked for before.
+    sizes, of LRU, of ARC and of one that seldom admits a key would have hit. A thread counts that,
+    beside the calls. It may decline keys that nobody has asked for before, and in loops over more
+    keys than fit most of them.
 
     Its counters are in 8 KiB of /dev/shm without a name, where `memlane.inspect` reads them.
     """
