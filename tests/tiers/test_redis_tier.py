@@ -500,7 +500,7 @@ def test_a_server_that_is_a_replica_for_good(
             assert load(tier, 0).ok.all()
             assert not tier.statistics().stalled
         lines = [record.message for record in caplog.records if "refused" in record.message]
-        assert lines == [f"a Redis tier was refused 1 blocks: {READONLY}"]
+        assert lines == [f"the server of a Redis tier has refused blocks (1): {READONLY}"]
 
 
 READONLY = "READONLY You can't write against a read only replica."
@@ -590,8 +590,9 @@ def test_bad_arguments(server: RedisServer) -> None:
             RedisTier(server.url, rows, **options)
     with pytest.raises(InvalidType):
         RedisTier(server.url, rows, namespace=7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument):
-        RedisTier(server.url, rows, no_such_option=1)
+    for unknown in ({"no_such_option": 1}, {"encoding": "no such"}):
+        with pytest.raises(InvalidArgument, match="redis-py does not accept these options"):
+            RedisTier(server.url, rows, **unknown)  # type: ignore[arg-type]
     assert threading.active_count() == len(threading.enumerate())
     assert not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
 

@@ -708,7 +708,7 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(error):
             TierChain(*wrong)  # type: ignore[arg-type]
-    for options in ({"spare": 0}, {"spare": 8}, {"admission": "third"}):
+    for options in ({"spare": 0}, {"spare": 8}, {"admission": "third"}, {"timeout": None}):
         with pytest.raises(InvalidArgument):
             TierChain(pool, rows, [tier], **options)  # type: ignore[arg-type]
     assert pool.statistics().used == 0

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from math import inf
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -135,6 +136,8 @@ class TierChain:
         if not isinstance(pool, BlockPool):
             raise InvalidType(f"pool must be a BlockPool, not {type(pool).__name__}")
         seconds = seconds_of(timeout)
+        if seconds == inf:
+            raise InvalidArgument("timeout of a chain must be a number of seconds, not None")
         links = [Link(tier, place, seconds) for place, tier in enumerate(items_of("tiers", tiers))]
         for link in links:
             if not isinstance(link.tier, Tier):

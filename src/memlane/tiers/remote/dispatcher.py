@@ -352,7 +352,7 @@ class Dispatcher:
     def _log_refusals(self, reasons: Sequence[str], now: float) -> None:
         for reason, blocks in Counter(reasons).items():
             if said := self._refusals.record(reason, blocks, now):
-                self._log((f"{self._what} was refused %d blocks: %s", said, reason))
+                self._log((f"the server of {self._what} has refused blocks (%d): %s", said, reason))
 
     def _log(self, line: Line) -> None:
         """Has a worker log it: that may take its time."""

@@ -119,7 +119,7 @@ class RedisTier(RemoteTier):
                     made.close()
                     raise
                 return made
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, LookupError) as error:  # no such encoding
                 raise InvalidArgument(f"redis-py does not accept these options: {error}") from None
             except (Unanswered, Refused) as error:
                 cause = error.__cause__
