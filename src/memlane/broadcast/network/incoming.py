@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memlane._net.sockets import can_receive
@@ -11,8 +10,6 @@ from memlane.broadcast.network.driver import NetworkEnd, WakeUp, logger
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from memlane.broadcast.network.transport import Connecting
     from memlane.broadcast.protocol.reader_session import ReaderSession
 
@@ -42,14 +39,8 @@ class Incoming:
         self.served_at = 0.0
         self.waits = 0
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """Around the wait of a call that receives."""
-        self.is_called = True
-        try:
-            yield
-        finally:
-            self.is_called = False
+    def note_call(self, is_called: bool) -> None:
+        self.is_called = is_called
 
     def count_wait(self, counts: bool) -> None:
         """Counts a wait of an awaited call, if `counts`."""
@@ -68,7 +59,8 @@ class Incoming:
         """Receives what has arrived. Returns whether there is a complete message. After `most`
         frames it wakes the thread that waits instead of going on."""
         session, transport = self._session, self._transport
-        self.news.clear()  # set by the thread, which has used the socket
+        if self.news.is_set:  # by the thread, which has used the socket
+            self.news.clear()
         if self._was_interrupted:
             transport.rest()
             session.greet(time.monotonic())  # requests the wanted frame again
@@ -91,7 +83,8 @@ class Incoming:
             if (until_whole and session.inbox) or most == 0:
                 break
         self._was_interrupted = self.lacks_memory = False
-        self.flush()
+        if session.out:
+            self.flush()
         return bool(session.inbox)
 
     def receive_all(self) -> None:

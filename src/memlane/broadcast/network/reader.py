@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    import zmq
-
     from memlane.broadcast.network.driver import Asked
     from memlane.broadcast.options import NetworkAddress
     from memlane.broadcast.protocol.frames import ReportRow, Ring
@@ -103,10 +101,11 @@ class NetworkReader(NetworkEnd):
             self.transport = Connecting(
                 self._context, self.endpoint, address.server_key, secret, self.bound
             )
+            self.socket = self.transport.socket
             self.incoming = Incoming(self, self.session, self.transport, news, rank)
             self.ahead = Ahead(self, self.session, address.codec, self._refill)
             self.awaited = AwaitedMessage(
-                self, self.session, self.incoming, self.ahead, self.transport.socket
+                self, self.session, self.incoming, self.ahead, self.socket
             )
             self.receive, self.watch = self.ahead.receive, self.awaited.watch
             self.show_waiting, self.hear_now = self.awaited.show_waiting, self.awaited.hear_now
@@ -138,10 +137,6 @@ class NetworkReader(NetworkEnd):
         self.wait(ready, deadline, self.writer, stall_line=line)
 
     # Taking -----------------------------------------------------------------------------------
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self.transport.socket
 
     def _refill(self, deadline: Deadline, cancel: threading.Event | None) -> None:
         """Waits for a message that can be returned, unless there is one; others may be ahead of it,
@@ -198,8 +193,11 @@ class NetworkReader(NetworkEnd):
             self._check_writer()
             return None
 
-        with incoming.call():
+        incoming.note_call(True)
+        try:
             return self.wait(ready, deadline, self.writer, cancel, self.stall_line)
+        finally:
+            incoming.note_call(False)
 
     def _next(self, keep: Callable[[Message], None] | None) -> Message:
         if keep is not None:

@@ -34,8 +34,6 @@ from memlane.errors import Closed, CorruptMessage, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import zmq
-
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.options import RemoteOptions
@@ -101,6 +99,7 @@ class NetworkWriter(NetworkEnd):
                 self.keys.ticket_of_token,
             )
             self.transport = Listening(self._context, self.keys, n_remote, host, options)
+            self.socket = self.transport.socket
             self.sending = Sending(self, self.session, self.transport, local, codec)
             self.awaited = AwaitedRoom(self, self.session, self.sending, local)
             self.send, self.block = self.sending.send, self.sending.block
@@ -126,10 +125,6 @@ class NetworkWriter(NetworkEnd):
     @property
     def position(self) -> int:
         return self.sending.position
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self.transport.socket
 
     # Sending ----------------------------------------------------------------------------------
 
