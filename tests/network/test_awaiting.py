@@ -431,6 +431,7 @@ def test_what_observers_see_of_a_send(run: Callable[[Any], Any]) -> None:
             await writer.aenqueue(number)
         before = writer.statistics().waits
         waiting = asyncio.create_task(writer.aenqueue(4))
+        await turns()  # a ring that is full for long is a wait, too, before this one begins
         name = name_in(writer.export_handle())
         while not (waits := [each for each in looking.stuck(0.1) if each.segment == name]):
             await asyncio.sleep(0.01)
