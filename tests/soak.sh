@@ -25,7 +25,7 @@ MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 soak \
 MEMLANE_SOAK_TIER_KILLS=500 MEMLANE_SOAK_SLOTS=1000000 soak -s tests/tiers/test_disk_tier_kills.py
 MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 soak \
     tests/offload/test_races.py tests/offload/test_kills.py tests/offload/test_every_call.py \
-    tests/base/test_failing_calls.py
+    tests/base/test_failing_calls.py tests/base/test_refused_system_calls.py
 MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 soak \
     tests/store/test_soak_readers.py tests/store/test_stopped.py tests/store/test_large.py \
     tests/store/test_ring_property.py tests/store/test_store_is_a_dict.py

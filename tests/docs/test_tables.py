@@ -18,11 +18,13 @@ from memlane.metrics.catalogue import METRICS
 from memlane.store import _wire
 from memlane.store import handle as store_handle
 from tests.docs.manual import ROOT, tables
+from tests.support.seccomp import CALLS
 
 ERRORS = ROOT / "docs/reference/errors.md"
 OPTIONS = ROOT / "docs/reference/options.md"
 GUARANTEES = ROOT / "docs/guarantees.md"
 VERSIONS = ROOT / "docs/reference/versions.md"
+SYSTEMS = ROOT / "docs/reference/systems.md"
 
 
 def test_every_error_is_in_the_table() -> None:
@@ -123,3 +125,9 @@ def test_every_promise_of_a_call_names_its_test() -> None:
         for file, test in shown:
             source = (ROOT / "tests" / file).read_text()
             assert f"def {test}(" in source, f"{file} has no {test}"
+
+
+def test_every_refused_system_call_is_in_the_table() -> None:
+    """Those that tests/base/test_refused_system_calls.py refuses."""
+    rows = tables(SYSTEMS)["System calls"]
+    assert [row[0].strip("`") for row in rows] == sorted(CALLS)

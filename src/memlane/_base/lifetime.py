@@ -12,6 +12,7 @@ import atexit
 import errno
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -164,4 +165,4 @@ def need_threads(count: int) -> None:
 def _until_gone(thread: threading.Thread) -> None:
     """Waits until the kernel has ended the thread, a few microseconds after Python reports it."""
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
-        os.sched_yield()
+        time.sleep(0)
