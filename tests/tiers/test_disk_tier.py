@@ -165,6 +165,19 @@ def test_a_slot_with_another_header(folder: Path, rows: Any) -> None:
         assert 1 not in there(tier)
 
 
+def test_a_header_that_is_gone_is_a_miss(tmp_path: Path) -> None:
+    """Counted, and the key is not found again."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(tmp_path / "kv", rows, capacity=3) as tier:
+        assert wait_for(tier, tier.store([key(1)], [1])).ok.all()
+        headers = tmp_path / "kv/0.headers"
+        headers.write_bytes(bytes(headers.stat().st_size))
+        done = wait_for(tier, tier.load([key(1), key(2)], [2, 3]))
+        assert (done.ok.any(), done.error) == (False, None)
+        assert tier.drain()
+        assert (tier.has([key(1)]), tier.statistics().missed) == ([False], 2)
+
+
 def test_another_capacity(folder: Path, rows: Any) -> None:
     """A larger one keeps everything, a smaller one drops what lies behind it."""
     with tier_on(folder, rows, capacity=12) as tier:

@@ -88,7 +88,7 @@ class DiskStatistics:
         recovered: blocks that were there when it was opened.
         stored: blocks that were stored.
         loaded: blocks that were loaded.
-        missed: loads of keys that were not there.
+        missed: loads of keys that were not there, or whose header is gone.
         declined: blocks that the policy did not admit, or for which every slot was pinned, or that
             were not tried because the disk refuses writes.
         evicted: blocks that made room for others.
