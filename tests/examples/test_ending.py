@@ -259,11 +259,11 @@ class UnluckyCrew(LocalCrew):
         super()._start([assignments[1]])
 
 
-store = ImageWriter(1 << 20, 3)
+store = ImageWriter(4 << 20, 3)
 gone = store.handle()
 store.close()
 try:
-    UnluckyCrew(ModelConfig(), 3, Pools(16, 0), store_bytes=1 << 20)
+    UnluckyCrew(ModelConfig(), 3, Pools(16, 0), store_bytes=4 << 20)
 except WorkerDied as error:
     print(error)
 """
