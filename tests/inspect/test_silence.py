@@ -101,6 +101,12 @@ def test_a_thread_that_waits_for_work_is_at_rest(calls: list[str]) -> None:
     assert one.resting_in == frame(calls[-1])
 
 
+def test_frames_of_c_are_passed_over() -> None:
+    one = thread("futex libc.so.6", "Queue.get queue.py", "0x1 python3", "step core.py")
+    assert one.resting_in == frame("step core.py")
+    assert not thread("futex libc.so.6", "step core.py").is_at_rest
+
+
 @pytest.mark.parametrize(
     "calls",
     [

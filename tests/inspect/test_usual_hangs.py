@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memlane import Gather, Handle, MessageQueue, TimedOut, inspect
+from memlane._base import processes
 from tests.support import PATIENCE, Link, Peer, dismiss, start, until
 from tests.support.queues import fill, segments, start_reader, start_writer, sweep
 
@@ -234,6 +236,49 @@ def test_a_thread_that_hangs_is_shown() -> None:
     assert [who["at_rest"] for who in silence["processes"]] == [False, True, True]
 
 
+# Engines without queues ---------------------------------------------------------------------------
+
+LOCKED = """import threading
+lock = threading.Lock()
+lock.acquire()
+print(flush=True)
+lock.acquire()
+"""
+IDLE = "import queue; print(flush=True); queue.Queue().get()"
+
+
+@contextmanager
+def titled(program: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process that calls itself as vLLM calls an engine that runs its model itself."""
+    command = ["VLLM::EngineCore", "-c", program]
+    out = subprocess.PIPE
+    with subprocess.Popen(command, executable=sys.executable, stdout=out) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_an_engine_without_queues_that_hangs_is_shown() -> None:
+    with titled(LOCKED) as hung, titled(IDLE) as idle:
+        text = until_code(3)
+        assert text.startswith("no stack of these processes has moved for 0.3 s")
+        assert f"  pid {hung.pid} VLLM::EngineCore (" in text
+        assert "    <module> (<string>:5)" in text
+        assert f"pid {idle.pid} " not in text
+        assert stuck(str(idle.pid)).returncode == 0
+        assert f"pid {hung.pid} " in until_code(3, str(hung.pid), "--no-stacks")
+
+
+def test_an_engine_that_has_ended_is_not_shown() -> None:
+    with titled(LOCKED) as process:
+        process.kill()
+        until(lambda: processes.state(process.pid) == "dead", "its end")  # nobody has reaped it
+        assert stuck().returncode == 0
+
+
 # Other waits --------------------------------------------------------------------------------------
 
 
@@ -279,7 +324,9 @@ class Slow:
 
 
 def begin(link: Link, in_block: bool) -> None:
-    """Role: begins a message that it does not end."""
+    """Role: begins a message that it does not end; a thread of it hangs, and another is idle."""
+    threading.Thread(target=wait_for_a_lock, daemon=True).start()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     queue = MessageQueue(1, 1, **SIZES)
     link.tell(queue.export_handle())
     link.hear()
@@ -291,7 +338,7 @@ def begin(link: Link, in_block: bool) -> None:
 
 @pytest.mark.parametrize("in_block", [True, False])
 def test_a_writer_that_does_not_end_its_message_is_named(in_block: bool) -> None:
-    """In acquire_write, or inside a `__reduce__`."""
+    """In acquire_write, or inside a `__reduce__`. Its other threads are shown if they hang."""
     writer = start(begin, in_block)
     reader = start(read_all, writer.hear(), 0)
     reader.hear()
@@ -299,7 +346,11 @@ def test_a_writer_that_does_not_end_its_message_is_named(in_block: bool) -> None
     text = until_code(1)
     assert f"(pid {reader.pid} " in text.splitlines()[0]
     assert f"waits for the writer (pid {writer.pid} " in text
-    assert "hang (" in text
+    assert "    hang (" in text
+    assert re.search(r"    thread Thread-\d+ \(wait_for_a_lock\):\n    wait_for_a_lock \(", text), (
+        text
+    )
+    assert text.count("    thread ") == 1
 
 
 def swap(link: Link) -> None:

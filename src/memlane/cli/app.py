@@ -136,6 +136,9 @@ def who_is_stuck(
         Literal["none", "suspects", "all"], typer.Option(help="Whose Python stacks to take.")
     ] = "suspects",
     no_stacks: Annotated[bool, typer.Option("--no-stacks", help="As --dump none.")] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Stacks have the frames of C and C++, too.")
+    ] = False,
     watch: Annotated[
         float | None, typer.Option(help="Look again every so many seconds.", min=0.1)
     ] = None,
@@ -168,6 +171,7 @@ def who_is_stuck(
             "none" if no_stacks else dump,
             None if geometry is None else geometry_of(geometry),
             json,
+            native,
         )
         if watch is None:
             raise typer.Exit(stuck.look(asked))

@@ -15,12 +15,13 @@ from memlane.inspect.decisions import judged, process_of
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import ForeignWait, Geometry
 from memlane.inspect.silence import Family, Member, Processes, Silence, engines_in, silences
-from memlane.inspect.stacks import NoStack, Stack, stacks_of
+from memlane.inspect.stacks import NoStack, Stack, Thread, stacks_of
 from memlane.inspect.waits import headline, looked, title_of
 
 STUCK, UNDECIDED = 1, 3  # exit codes; 0: nobody is stuck
 _ONE_OF = "  undecided: one of these"
 _SHOWN = 6  # frames of a stack; JSON has them all
+_OTHERS = 4  # threads beside the main one
 
 Key = tuple[object, ...]
 Dump = Literal["none", "suspects", "all"]
@@ -37,6 +38,7 @@ class Asked:
         dump: whose stacks to take.
         geometry: of rings of other engines, instead of a guess.
         prints_json: one object instead of text.
+        is_native: stacks have the frames of C and C++.
     """
 
     pid: int | None
@@ -44,6 +46,13 @@ class Asked:
     dump: Dump
     geometry: Geometry | None
     prints_json: bool
+    is_native: bool = False
+
+    def stacks(self, started: Mapping[int, int]) -> Stacks:
+        """Of processes, from the ticks of their starts."""
+        if self.dump == "none":
+            return dict.fromkeys(started, NoStack("--dump none was asked for"))
+        return stacks_of(started, native=self.is_native)
 
 
 class Look:
@@ -61,14 +70,13 @@ class Look:
             engines = engines_in(seen, time.monotonic())
         asked_for = None if asked.pid is None else Processes().below(asked.pid)
         waits = [wait for wait in waits if _concerns(asked_for, _pids(wait))]
-        self.stacks = _stacks_of(waits, asked.dump)
+        self.stacks = _stacks_of(waits, asked)
         self.own = [judged(wait, self.stacks) for wait in waits]
-        take = _no_stacks if asked.dump == "none" else stacks_of
-        found, quiet, moving = rings.stuck(asked.after, take, asked.geometry)
+        found, quiet, moving = rings.stuck(asked.after, asked.stacks, asked.geometry)
         explained |= moving
         explained |= {pid for each in found for pid in _foreign_pids(each) if pid}
         self.foreign = [wait for wait in found if _concerns(asked_for, _foreign_pids(wait))]
-        self.silences = silences(engines, quiet, explained, asked.pid, asked.after, take)
+        self.silences = silences(engines, quiet, explained, asked.pid, asked.after, asked.stacks)
         self.now = time.monotonic()
 
     @property
@@ -162,7 +170,7 @@ class Look:
             if isinstance(seen, NoStack):
                 made.append(f"    no stack: {seen.reason}")
             elif seen is not None:
-                made += _frames([str(frame) for frame in seen.main])
+                made += _threads(seen)
         if wait.absent_elsewhere:
             made.append(f"  waits for {wait.absent_elsewhere} readers on other hosts")
         return [*made, f"  {wait.advice}"]
@@ -194,25 +202,21 @@ def _foreign_pids(wait: ForeignWait) -> Iterator[int | None]:
         yield who.pid
 
 
-def _no_stacks(started: Mapping[int, int]) -> Stacks:
-    return dict.fromkeys(started, NoStack("--dump none was asked for"))
-
-
-def _stacks_of(waits: Iterable[Wait], dump: Dump) -> Stacks:
+def _stacks_of(waits: Iterable[Wait], asked: Asked) -> Stacks:
     """By pid. Of the suspects: those that live, but not those that wait for somebody else, unless
     it is for each other. Only processes that are known to take part, all at once."""
-    if dump == "none":
+    if asked.dump == "none":
         return {}
     suspects = [who for wait in waits for who in wait.awaited if _is_suspect(who)]
     suspects += [
         who for wait in waits if wait.is_deadlock for who in (wait.waiter, wait.awaited[0])
     ]
-    if dump == "all":
+    if asked.dump == "all":
         names = {wait.segment for wait in waits}
         for segment in segments():
             if segment.name in names:
                 suspects += segment.participants
-    return stacks_of(
+    return asked.stacks(
         {each.pid: each.start_ticks for each in filter(None, map(process_of, suspects))}
     )
 
@@ -234,6 +238,23 @@ def _threads_json(stack: Stack) -> list[dict[str, Any]]:
         {"thread": thread.name, "frames": [str(frame) for frame in thread.frames]}
         for thread in stack.threads
     ]
+
+
+def _threads(stack: Stack) -> list[str]:
+    """The main thread's calls, and those of the others that do not wait for work."""
+    main, *others = stack.threads or (None,)
+    made = [] if main is None else _thread(main)
+    active = [thread for thread in others if thread.frames and not thread.is_at_rest]
+    for thread in active[:_OTHERS]:
+        made += _thread(thread)
+    if len(active) > _OTHERS:
+        made.append(f"    and {len(active) - _OTHERS} threads more that do not wait for work")
+    return made
+
+
+def _thread(thread: Thread) -> list[str]:
+    head = [] if thread.is_main else [f"    thread {thread.name}:"]
+    return [*head, *_frames([str(frame) for frame in thread.frames])]
 
 
 def _foreign_json(wait: ForeignWait) -> dict[str, Any]:
@@ -306,9 +327,7 @@ def _silence_lines(silence: Silence) -> list[str]:
         if isinstance(who.stack, NoStack):
             made.append(f"    no stack: {who.stack.reason}")
         for thread in who.active:
-            if not thread.is_main:
-                made.append(f"    thread {thread.name}:")
-            made += _frames([str(frame) for frame in thread.frames])
+            made += _thread(thread)
     return made
 
 

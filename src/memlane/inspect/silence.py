@@ -26,7 +26,7 @@ Take = Callable[[Mapping[int, int]], Stacks]  # stacks by pid, from the ticks of
 
 _TITLES = ("VLLM::", "sglang::")  # as engines call their processes
 _AGAIN = 1.0  # seconds between two looks at processes without a queue
-_BUSY = 0.1  # of a core: who uses as much computes
+_BUSY = 0.03  # of a core: a process that uses more computes
 # Functions of the kernel in which a thread waits for a socket, a pipe or a child. A lock and a
 # queue of Python are both a futex, so that says nothing.
 _FOR_INPUT = ("poll", "pipe_read", "select", "unix_stream", "skb_wait", "sk_wait", "accept")
@@ -268,15 +268,18 @@ def silences(
         Family((), min(after, _AGAIN), frozenset(group))
         for group in _without_queues(seen, pid, covered)
     ]
-    found = []
-    for each in families:
-        family = replace(each, kin=frozenset(seen.kin(each.members)))
-        if explained & family.members or (pid is not None and pid not in family.kin):
-            continue
-        silence = _look_at(family, known, after, take)
-        if silence is not None:
-            found.append(silence)
-    return found
+    families = [
+        replace(each, kin=frozenset(seen.kin(each.members)))
+        for each in families
+        if not explained & each.members
+    ]
+    looks = [_Look(each, known, take) for each in families if pid is None or pid in each.kin]
+    restless = [each for each in looks if each.restless]
+    if not all(each.is_sure for each in restless):
+        pause = min(after, _AGAIN)
+        time.sleep(pause)
+        restless = [each for each in restless if each.is_sure or each.stands_still(pause, take)]
+    return [each.silence() for each in restless]
 
 
 def _without_queues(seen: Processes, pid: int | None, covered: set[int]) -> list[set[int]]:
@@ -293,31 +296,48 @@ def _without_queues(seen: Processes, pid: int | None, covered: set[int]) -> list
     return groups
 
 
-def _look_at(family: Family, known: Stacks, after: float, take: Take) -> Silence | None:
-    """None if all are at rest, or something moves after all."""
-    found = {pid: processes.status(pid) for pid in sorted(family.kin)}
-    started = {
-        pid: ticks for pid, (state, ticks) in found.items() if ticks is not None and state != "dead"
-    }
-    before = {pid: processes.cpu_seconds(pid) for pid in started}
-    missing = {pid: ticks for pid, ticks in started.items() if pid not in known}
-    members = _members(family, started, {**known, **take(missing)})
-    restless = [who for who in members if _counts(who, family)]
-    if not restless:
-        return None
-    is_known = family.queues and any(who.pid in family.members for who in restless)
-    if not is_known:  # who has no queue may have moved a moment ago
-        pause = min(after, _AGAIN)
-        time.sleep(pause)
-        used = (processes.cpu_seconds(who.pid) - before[who.pid] for who in restless)
-        if any(seconds > pause * _BUSY for seconds in used):
-            return None
-        again = {who.pid: who for who in _members(family, started, take(started))}
-        if any(who.pid not in again or again[who.pid].active != who.active for who in restless):
-            return None
-    members.sort(key=lambda who: (not _counts(who, family), who.is_at_rest is None, who.pid))
-    shown = [who for who in members if who.pid in family.members or _counts(who, family)]
-    return Silence(family.queues, family.seconds, tuple(shown))
+class _Look:
+    """The processes of an engine, looked at once.
+
+    Attributes:
+        restless: those that may be what hangs.
+    """
+
+    def __init__(self, family: Family, known: Stacks, take: Take) -> None:
+        found = {pid: processes.status(pid) for pid in sorted(family.kin)}
+        self._family = family
+        self._started = {
+            pid: ticks
+            for pid, (state, ticks) in found.items()
+            if ticks is not None and state != "dead"
+        }
+        self._used = {pid: processes.cpu_seconds(pid) for pid in self._started}
+        missing = {pid: ticks for pid, ticks in self._started.items() if pid not in known}
+        self._members = _members(family, self._started, {**known, **take(missing)})
+        self.restless = [who for who in self._members if _counts(who, family)]
+
+    @property
+    def is_sure(self) -> bool:
+        """One of them takes part in queues that do not move; others may have moved just now."""
+        family = self._family
+        return bool(family.queues) and any(who.pid in family.members for who in self.restless)
+
+    def stands_still(self, pause: float, take: Take) -> bool:
+        """Whether none of them has moved in that time, up to now."""
+        for who in self.restless:
+            if processes.cpu_seconds(who.pid) - self._used[who.pid] > pause * _BUSY:
+                return False
+        again = {who.pid: who for who in _members(self._family, self._started, take(self._started))}
+        return all(
+            who.pid in again and again[who.pid].active == who.active for who in self.restless
+        )
+
+    def silence(self) -> Silence:
+        family = self._family
+        restless = {who.pid for who in self.restless}
+        shown = [who for who in self._members if who.pid in family.members | restless]
+        shown.sort(key=lambda who: (who.pid not in restless, who.is_at_rest is None, who.pid))
+        return Silence(family.queues, family.seconds, tuple(shown))
 
 
 def _counts(who: Member, family: Family) -> bool:

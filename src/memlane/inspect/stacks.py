@@ -64,15 +64,21 @@ class Thread:
         place = self.resting_in
         if place is None or place.file.startswith("concurrent/futures/_base"):
             return False
-        return self.frames[0].file != "socket.py" or "accept" in self.frames[0].name
+        innermost = self._python[0]
+        return innermost.file != "socket.py" or "accept" in innermost.name
 
     @property
     def resting_in(self) -> Frame | None:
         """The call from which such a wait was entered; None if its innermost call is no wait."""
-        if not self.frames or not _RESTING.match(self.frames[0].file):
+        calls = self._python
+        if not calls or not _RESTING.match(calls[0].file):
             return None
-        outside = (frame for frame in self.frames if not _RESTING.match(frame.file))
-        return next(outside, self.frames[-1])
+        return next((call for call in calls if not _RESTING.match(call.file)), calls[-1])
+
+    @property
+    def _python(self) -> list[Frame]:
+        """Without the frames of C and C++, which stand between."""
+        return [frame for frame in self.frames if frame.file.endswith((".py", ">"))]
 
 
 @dataclass(frozen=True)
