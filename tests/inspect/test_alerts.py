@@ -1,0 +1,62 @@
+"""The alert rules on made-up series, in virtual time, by Prometheus' own tool."""
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.missing import needed
+
+pytestmark = needed("Prometheus", shutil.which("promtool") is not None)
+SAMPLES = 120  # one a minute
+
+
+def growing(**per_minute: int) -> list[dict[str, str]]:
+    """Counters of one tier for two hours."""
+    return [
+        {"series": f'memlane_tier_{name}_total{{tier="t"}}', "values": f"0+{step}x{SAMPLES}"}
+        for name, step in per_minute.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("series", "fires"),
+    [
+        (growing(accesses=100, hits=0, stored=0), True),
+        (growing(accesses=100, hits=50, stored=0), True),
+        (growing(accesses=100, hits=0, stored=99), False),
+        (growing(accesses=100, hits=100, stored=0), False),  # nothing is missing
+        (growing(accesses=1, hits=0, stored=0), False),  # hardly anybody asks
+    ],
+)
+def test_a_tier_that_keeps_nothing(
+    series: list[dict[str, str]], fires: bool, tmp_path: Path
+) -> None:
+    assert alerts(series, "MemlaneTierKeepsNothing", tmp_path) == fires
+
+
+def alerts(series: list[dict[str, str]], name: str, folder: Path) -> bool:
+    """Whether that alert fires after two hours."""
+    (folder / "alerts.yml").write_text((files("memlane.metrics") / "alerts.yml").read_text())
+    query = f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)'
+
+    def holds(number: int) -> bool:
+        expected = [{"expr": query, "eval_time": "2h", "exp_samples": [sample(number)]}]
+        test = {"interval": "1m", "input_series": series, "promql_expr_test": expected}
+        whole = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": [test]}
+        (folder / "test.yml").write_text(json.dumps(whole))  # JSON is YAML
+        command = ["promtool", "test", "rules", "test.yml"]
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert run.returncode == 0 or "FAILED" in run.stdout + run.stderr, run.stderr
+        return run.returncode == 0
+
+    assert holds(0) != holds(1)
+    return holds(1)
+
+
+def sample(value: int) -> dict[str, Any]:
+    return {"labels": "{}", "value": value}
