@@ -68,6 +68,12 @@ def address_of(ring: Ring, writer: NetworkAddress, writer_pid: int) -> RingAddre
     return RingAddress.of_relay(ring.name, ring.ring_id, ring.ranks, sizes, writer.codec, origin)
 
 
+def named(plan: Ring) -> Ring:
+    """Gives a ring that this process is to make its name."""
+    ring_id = new_id()
+    return msgspec.structs.replace(plan, name=name_of(ring_id), ring_id=ring_id.hex())
+
+
 _NOTHING = Message(0, Kind.RAW, b"")
 
 
@@ -97,14 +103,10 @@ class Relay:
     The caller owns the stream until `start`.
     """
 
-    def __init__(self, stream: NetworkReader, writer: NetworkAddress, plan: Ring) -> None:
-        ring_id = new_id()
-        self.stream = stream
-        self._plan = msgspec.structs.replace(plan, name=name_of(ring_id), ring_id=ring_id.hex())
-        self.address = address_of(self._plan, writer, stream.session.writer_pid)
-        self.ring = LocalWriter(
-            self.address.geometry, ring_id, plan.ranks, writer.codec, _KEEP_BYTES, has_others=True
-        )
+    def __init__(self, stream: NetworkReader, address: RingAddress, plan: Ring) -> None:
+        self.stream, self.address, self._plan = stream, address, plan
+        to = address.geometry, address.queue_id, address.ranks, address.codec
+        self.ring = LocalWriter(*to, _KEEP_BYTES, has_others=True)
         self._places = list(range(len(plan.ranks)))  # of readers that are here or may attach
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that some reader has yet to read

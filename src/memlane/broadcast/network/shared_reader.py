@@ -15,7 +15,7 @@ from memlane._base.diagnosis import failure, participant
 from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
-from memlane.broadcast.network.relay import Relay, address_of
+from memlane.broadcast.network.relay import Relay, address_of, named
 from memlane.broadcast.protocol.frames import ReportRow, Ring
 from memlane.broadcast.protocol.places import usual_place
 from memlane.broadcast.protocol.reader_session import PlaceTaken
@@ -67,12 +67,14 @@ def remote_reader(writer: NetworkAddress, rank: int, timeout: float | None) -> R
     deadline = Deadline(timeout)
     stream = _stream_of(writer, rank, deadline)
     with undone_by(stream.abandon):
-        ring = stream.session.ring
-        if ring is not None:
+        if (ring := stream.session.ring) is not None:
             try:
-                if ring.name:
-                    return _reader_behind(stream, writer, ring, deadline)
-                relay = Relay(stream, writer, ring)
+                if not (has_relay := bool(ring.name)):
+                    ring = named(ring)
+                there = address_of(ring, writer, stream.session.writer_pid)
+                if has_relay:
+                    return _reader_behind(stream, there, ring, deadline)
+                relay = Relay(stream, there, ring)
                 with undone_by(relay.ring.abandon):
                     return RelayingReader(relay, ring.place, stream)
             except _NO_RING as error:
@@ -118,10 +120,9 @@ def where_memory_is_shared() -> str:
 
 
 def _reader_behind(
-    stream: NetworkReader, writer: NetworkAddress, ring: Ring, deadline: Deadline
+    stream: NetworkReader, there: RingAddress, ring: Ring, deadline: Deadline
 ) -> SharedReader:
     """Attaches to the ring of another reader's relay; returns once the writer knows of it."""
-    there = address_of(ring, writer, stream.session.writer_pid)
     try:
         reader = SharedReader(there, ring.place, stream)
     except RankTaken as error:  # taken by a reader that died before the writer knew of it
