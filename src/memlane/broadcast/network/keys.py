@@ -17,7 +17,7 @@ class Keys:
     """The secrets of a queue; with `insecure` only tokens, which anyone on the network can read.
 
     A key proves a ticket, `generation * places + place`. When another reader takes a place, the
-    place has a new key, of the next generation; whoever comes with the old one is told so.
+    place has a new key, of the next generation; a reader that comes with the old one is told so.
 
     Attributes:
         reader_secrets: the present one of each place.

@@ -71,7 +71,7 @@ class Listening(sockets.Listening):
     ) -> None:
         self._is_insecure = keys.insecure
         self._heard: set[int] = set()  # descriptors that a frame has come from since the last look
-        self._unknown: dict[bytes, Connection] = {}  # who has just spoken without being known
+        self._unknown: dict[bytes, Connection] = {}  # of the latest frames
         self.has_more = False  # frames to read
         self._arrivals = select.epoll()  # tells once that bytes have come, whole frame or not
         self.arrivals = self._arrivals.fileno()
@@ -102,7 +102,7 @@ class Listening(sockets.Listening):
 
     def hear(self) -> Iterator[tuple[bytes, bytes, int | None, Connection | None]]:
         """Yields the route, content and proven place of received frames; for a HELLO, and for
-        whoever is not known, also the connection. `has_more` if there were too many."""
+        a peer that is not known, also the connection. `has_more` if there were too many."""
         self._unknown.clear()
         self.has_more = True
         for _ in range(_MOST_AT_ONCE):

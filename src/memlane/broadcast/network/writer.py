@@ -184,7 +184,7 @@ class NetworkWriter(NetworkEnd):
         for route, frame, place, connection in self.transport.hear():
             if connection is not None:  # before the session knows of it: a handler may raise
                 self.transport.connections[route] = connection
-                self.sending.forget_room()  # whoever takes a released place has a window, too
+                self.sending.forget_room()  # the taker of a released place has a window, too
             try:
                 address = "an unknown address" if connection is None else connection.peer
                 line = session.heard(route, frame, now, place, address)

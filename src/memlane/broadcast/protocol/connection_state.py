@@ -1,9 +1,9 @@
 """A reader's view of the connection to its writer, and when that writer counts as dead.
 
 A clock runs while nothing shows that the writer's host and port are still its own: connects are
-refused or unanswered, or whoever accepts ends the handshake early. It stands while a connection is
-open and the other kernel answers, complete handshake or not: a writer that is stopped or busy
-accepts and does not answer, and is not dead.
+refused or unanswered, or the process that accepts ends the handshake early. It stands while a
+connection is open and the other kernel answers, complete handshake or not: a writer that is stopped
+or busy accepts and does not answer, and is not dead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConnectionState:
         self.link = WriterLink.UNTRIED
         self.failure: MemlaneError | None = None
         self._was_up = self._is_deserted = self._is_silent = False
-        self._is_another = False  # who accepts there has ended every handshake for the bound
+        self._is_another = False  # another process there has ended every handshake for the bound
         self._accepted_at = self._earliest = self._ended_at = now
         self._doubted_since: float | None = None  # the clock, while it runs
         self._paused_since: float | None = None  # where it began, while a handshake is under way
@@ -77,7 +77,7 @@ class ConnectionState:
         is_early = now - self._earliest < self._bound / 2
         if self.link is WriterLink.UP or (self.link is WriterLink.ACCEPTED and not is_early):
             self._doubted_since = now
-        elif self.link is WriterLink.ACCEPTED:  # by whoever accepted it, not by this end's limit
+        elif self.link is WriterLink.ACCEPTED:  # by the other side, not by this end's limit
             since = self._accepted_at if self._paused_since is None else self._paused_since
             self._doubted_since, self._ended_at = since, now
             self._is_another = self._was_up and now - since >= self._bound
@@ -137,7 +137,7 @@ class ConnectionState:
         if self._is_deserted:
             return "its host refuses connections, because no process listens there any more"
         if self._is_another:
-            return f"whoever listens there has ended every handshake for {self._bound} s"
+            return f"the process that listens there has ended every handshake for {self._bound} s"
         if self._is_silent:
             return f"its host has not answered for {self._bound} s"
         since = now if self._doubted_since is None else self._doubted_since
