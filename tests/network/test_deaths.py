@@ -153,7 +153,7 @@ def test_a_killed_writer_of_a_late_reader(method: str) -> None:
         until(lambda: writer.call(bytes_sent) >= 30 * SIZE, "everything has come")
         writer.peer.kill()
         session = reader._reader.session  # type: ignore[union-attr]
-        until(lambda: not session.is_connected, "the loss of the connection is seen")
+        until(lambda: not session.connection.is_connected, "the loss of the connection is seen")
         count, error, _ = read_numbered(reader, 1)
         assert isinstance(error, WriterDied), error
         assert count == 30

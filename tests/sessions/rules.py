@@ -663,13 +663,13 @@ def a_connection_that_is_refused_for_a_moment() -> None:
     made.reset(made.readers[0])
     session = made.readers[0].session
     session.lose(made.now)
-    session.accept(made.now)
+    session.connection.accept(made.now)
     session.lose(made.now)
     for moment in (0.0, 0.2, 0.4, 0.6):
-        session.note_probe(True, made.now + moment)
-    assert session.death(made.now + 0.6) is None
-    session.note_probe(True, made.now + 0.81)
-    assert session.death(made.now + 0.81) is not None
+        session.connection.note_probe(True, made.now + moment)
+    assert session.connection.death(made.now + 0.6) is None
+    session.connection.note_probe(True, made.now + 0.81)
+    assert session.connection.death(made.now + 0.81) is not None
 
 
 @example
@@ -679,9 +679,9 @@ def a_handshake_whose_begin_is_seen_late() -> None:
     session.lose(now)
     for _ in range(3):
         looked_at, now = now, now + HANDSHAKE
-        session.accept(now, looked_at)
+        session.connection.accept(now, looked_at)
         session.lose(now)
-    assert session.death(now) is None
+    assert session.connection.death(now) is None
 
 
 @example
@@ -709,7 +709,7 @@ def a_writer_that_dies_before_the_first_handshake_is_complete() -> None:
     for _ in range(8):
         made.advance()
         made.dequeue(made.readers[0])
-    assert "no process listens" in str(made.readers[0].session.failure)
+    assert "no process listens" in str(made.readers[0].session.connection.failure)
 
 
 @example
@@ -758,7 +758,7 @@ def a_reader_that_is_stopped_without_a_connection() -> None:
         made.advance()
     reader.is_stopped = False
     made.read(reader)
-    assert reader.session.death(made.now) is None
+    assert reader.session.connection.death(made.now) is None
 
 
 @example
@@ -767,19 +767,19 @@ def a_reader_that_is_stopped_between_two_refusals() -> None:
     made = world(0)
     session = made.readers[0].session
     session.lose(made.now)
-    session.note_probe(True, made.now)
-    session.delay_clock(2.0, made.now + 2.0)
-    session.note_probe(True, made.now + 2.0)
-    assert session.death(made.now + 2.0) is None
+    session.connection.note_probe(True, made.now)
+    session.connection.delay_clock(2.0, made.now + 2.0)
+    session.connection.note_probe(True, made.now + 2.0)
+    assert session.connection.death(made.now + 2.0) is None
 
 
 @example
 def a_reader_that_is_stopped_before_its_first_connection() -> None:
     """What has happened meanwhile it does not know yet."""
     session = ReaderSession("q", 0, 1, b"s", "", "", "w", BOUND, 0.0)
-    session.delay_clock(10.0, 10.0)
-    assert session.death(10.0) is None
-    assert session.death(20.0) == "no connection was accepted"
+    session.connection.delay_clock(10.0, 10.0)
+    assert session.connection.death(10.0) is None
+    assert session.connection.death(20.0) == "no connection was accepted"
 
 
 @example
@@ -1569,7 +1569,7 @@ RULES = [
          "self.link is WriterLink.CUT", "self._was_up and self.link is WriterLink.CUT"),
     Rule("only the end of a handshake tells that it was ended early",
          "a_host_that_vanishes_before_the_first_handshake_is_complete", R, "tick", "dues = [",
-         "self.check_handshakes(now)\n    dues = ["),
+         "self.connection.check_handshakes(now)\n    dues = ["),
     Rule("a reader's clock stands while its writer is stopped", "a_machine_that_is_suspended", Peer,
          "delay_clock", "min(now, self.lost_since + seconds)", "self.lost_since"),
     Rule("a clock that begins after a stop is not delayed by it",

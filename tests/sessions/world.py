@@ -425,7 +425,7 @@ class World:
         session, now = reader.session, self.now
         gap, reader.ran_at = now - reader.ran_at, now
         if gap > BOUND / 2:
-            session.delay_clock(gap, now)
+            session.connection.delay_clock(gap, now)
             if reader.no_writer_since is not None:
                 reader.no_writer_since = min(now, reader.no_writer_since + gap)
         self._connect(reader)
@@ -437,22 +437,22 @@ class World:
             session.follow(reader.ring.positions[reader.rank], now)
         since = self._is_cut(reader)
         has_line = line is not None and line.is_up and line.accepted_at is not None
-        session.note_silence(has_line and since is not None and now - since >= BOUND)
-        if session.is_connected:
+        session.connection.note_silence(has_line and since is not None and now - since >= BOUND)
+        if session.connection.is_connected:
             session.acknowledge_later(now)
         session.tick(now)
         self._share(reader)
         self._flush_reader(reader)
-        if session.failure is not None:
+        if session.connection.failure is not None:
             self.reset(reader, 1000)
 
     def _connect(self, reader: Reader) -> None:
         session, line, now = reader.session, reader.line, self.now
-        is_over = session.failure is not None or (reader.has_closed and session.has_left)
+        is_over = session.connection.failure is not None or (reader.has_closed and session.has_left)
         is_new = line is not None and line.is_up and line.accepted_at is None
         if line is not None and is_new and self._is_cut(reader) is None:
             line.accepted_at = now
-            session.accept(now)
+            session.connection.accept(now)
         if line is not None and line.is_up and line.accepted_at is not None:
             if line.is_admitted and not line.reader_knows_start:
                 session.connect(now)
@@ -465,8 +465,8 @@ class World:
             line.reader_knows_end = True
         if (line is None or not line.is_up) and not is_over:
             if self.is_writer_gone:
-                if session.was_cut:
-                    session.note_probe(self._is_cut(reader) is None, now)
+                if session.connection.was_cut:
+                    session.connection.note_probe(self._is_cut(reader) is None, now)
                 return
             self.dial(reader)
             if self._is_cut(reader) is None:

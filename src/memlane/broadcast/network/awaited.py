@@ -148,10 +148,10 @@ class AwaitedMessage:
         session = self._session
         if session.is_behind:
             return False  # that is for the ring to say
-        has_ended = session.is_ended or session.failure is not None
+        has_ended = session.is_ended or session.connection.failure is not None
         has_more = bool(session.inbox) or self._incoming.lacks_memory
         is_any = has_more or self._ahead.has_more(returns) or has_ended
-        return is_any or session.death(self._end.ran_at) is not None
+        return is_any or session.connection.death(self._end.ran_at) is not None
 
 
 class AwaitedRoom:

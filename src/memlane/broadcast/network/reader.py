@@ -123,11 +123,11 @@ class NetworkReader(NetworkEnd):
 
         def ready() -> bool | None:
             self.check()
-            if session.failure is not None:
-                raise session.failure
+            if session.connection.failure is not None:
+                raise session.connection.failure
             if is_done():
                 return True
-            if (why := session.death(self.ran_at)) is not None:
+            if (why := session.connection.death(self.ran_at)) is not None:
                 raise WriterUnreachable(self.endpoint.text, why)
             return None
 
@@ -216,10 +216,10 @@ class NetworkReader(NetworkEnd):
         incoming.receive(until_whole=incoming.is_called)  # a call takes one; more only take memory
         later = incoming.acknowledge(now)
         if self._connection is not None:
-            session.note_silence(self._connection.is_silent(self.bound))
+            session.connection.note_silence(self._connection.is_silent(self.bound))
         due = session.tick(now)
         incoming.flush()
-        if session.failure is not None:  # the writer should notice, too
+        if session.connection.failure is not None:  # the writer should notice, too
             self.transport.hang_up()
         return min((end for end in (due, later) if end is not None), default=None)
 
@@ -234,7 +234,7 @@ class NetworkReader(NetworkEnd):
 
     def stall_line(self, waited: float) -> str | None:
         """Returns the log's line about a long wait; None while connected: the queue may be idle."""
-        if self.session.is_connected:
+        if self.session.connection.is_connected:
             return None
         return blocked(f"reader {self.rank}", waited, "no new message", self.writer())
 
@@ -305,10 +305,10 @@ class NetworkReader(NetworkEnd):
     # The thread -------------------------------------------------------------------------------
 
     def _delay_clocks(self, seconds: float, now: float) -> None:
-        self.session.delay_clock(seconds, now)
+        self.session.connection.delay_clock(seconds, now)
 
     def _is_doubting(self) -> bool:
-        return self.session.is_doubted
+        return self.session.connection.is_doubted
 
     def _serve(self) -> None:
         session, incoming = self.session, self.incoming
@@ -322,15 +322,15 @@ class NetworkReader(NetworkEnd):
             if not is_quiet:
                 incoming.receive_all()
             session.follow(self._position_behind(), now)
-        if session.was_cut:
+        if session.connection.was_cut:
             is_refused = is_deserted(self.endpoint)
             with self.lock:
-                session.note_probe(is_refused, time.monotonic())
+                session.connection.note_probe(is_refused, time.monotonic())
                 incoming.wake()
         with self.lock:
             due = session.tick(now)
             incoming.flush()
-            if session.failure is not None:
+            if session.connection.failure is not None:
                 self.transport.hang_up()
             ack_at = None if self.shown is None or incoming.is_called else self.awaited.show()
             # A call that sends may consume the signal of frames that arrived, so look again then.
@@ -356,7 +356,7 @@ class NetworkReader(NetworkEnd):
             if event == "accepted":
                 with suppress(OSError):  # gone already: another event follows
                     self._connection = Connection(value, self.transport.spare)
-                session.accept(now, self._events_at)
+                session.connection.accept(now, self._events_at)
             elif event == "connected":
                 session.connect(now)
             elif event == "lost":
@@ -364,7 +364,7 @@ class NetworkReader(NetworkEnd):
                 self._connection = None
                 session.lose(now)
             elif event == "refused":
-                session.refuse()
+                session.connection.refuse()
         self._events_at = now
         return is_any
 
@@ -375,22 +375,22 @@ class NetworkReader(NetworkEnd):
             return 0.0
         if session.is_ended:
             self.incoming.flush()
-            return _LAST_WORDS if session.is_connected else 0.0
+            return _LAST_WORDS if session.connection.is_connected else 0.0
         session.leave(now)
-        patience = min(self.bound, _LAST_WORDS) if session.is_connected else self.bound
+        patience = min(self.bound, _LAST_WORDS) if session.connection.is_connected else self.bound
         deadline = Deadline(self._deadline.left(patience))
 
         def left() -> bool | None:
             self._note_events(time.monotonic())
-            is_refused = session.was_cut and is_deserted(self.endpoint)
-            session.note_probe(is_refused, time.monotonic())
+            is_refused = session.connection.was_cut and is_deserted(self.endpoint)
+            session.connection.note_probe(is_refused, time.monotonic())
             return True if session.has_left or session.is_over(self.ran_at) else None
 
         poller = self._poller(*self.transport.quiet, self.transport.news)
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
             self.wait(left, deadline, str, poller=poller)
-        return _LAST_WORDS if session.is_connected and not session.has_left else 0.0
+        return _LAST_WORDS if session.connection.is_connected and not session.has_left else 0.0
 
     # Readers that share a host ------------------------------------------------------------------
 

@@ -317,7 +317,7 @@ class RelayingReader(SharedReader):
 
     def _go_on(self, error: MemlaneError) -> NetworkReader:
         if not self._relay.has_failed:  # the stream has ended as well
-            raise self._stream.session.failure or error from None
+            raise self._stream.session.connection.failure or error from None
         return super()._go_on(error)
 
     def _leave(self, timeout: float | None) -> None:

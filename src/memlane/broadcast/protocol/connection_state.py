@@ -92,6 +92,10 @@ class ConnectionState:
                 f"the writer at {self._where} does not expect this reader's key"
             )
 
+    def fail(self, failure: MemlaneError) -> None:
+        """Keeps the first failure."""
+        self.failure = self.failure or failure
+
     def delay_clock(self, seconds: float, now: float) -> None:
         """For so long this process could not connect, for a reason of its own."""
         self._refused_since = None
@@ -123,11 +127,12 @@ class ConnectionState:
         """Fails if, before the first complete handshake, all have been ended early for too long."""
         since = self._doubted_since
         if not self._was_up and since is not None and now - since >= self._bound:
-            self.failure = self.failure or AccessRefused(
+            failure = AccessRefused(
                 f"every handshake was ended for {now - since:.1f} s: either the process listening "
                 f"at {self._where} is not this handle's writer, or a proxy or firewall on the way "
                 f"ends its connections"
             )
+            self.fail(failure)
 
     def death(self, now: float) -> str | None:
         """Why the writer counts as dead; None if it does not."""

@@ -62,7 +62,7 @@ class PlaceTaken(RankTaken):
     """The place of that key is another reader's; with more keys, another place may be free."""
 
 
-class ReaderSession(ConnectionState):
+class ReaderSession:
     """One reader of one writer.
 
     A stream begins with the WELCOME that answers the latest HELLO, at the wanted frame. From there
@@ -72,6 +72,7 @@ class ReaderSession(ConnectionState):
         wanted: the first frame not received yet.
         inbox: complete messages that were not taken yet.
         out: frames for the writer, the oldest first.
+        connection: the connection as this reader sees it, and the writer's death.
         ring: of this host's readers, to make or read from; None: the stream is this reader's own.
     """
 
@@ -88,7 +89,8 @@ class ReaderSession(ConnectionState):
         now: float,
     ) -> None:
         self._identity = queue_id, rank, pid, session, token
-        super().__init__(where, liveness, now)
+        self.connection = ConnectionState(where, liveness, now)
+        self._where = where
         self._host = host
         self._repeat = min(REPEAT, liveness / 4)
         self.out: deque[bytes] = deque()
@@ -115,14 +117,14 @@ class ReaderSession(ConnectionState):
 
     def connect(self, now: float) -> None:
         """Sends HELLO on a new connection."""
-        super().connect(now)
+        self.connection.connect(now)
         self.out.clear()
         self.greet(now)
         if self._is_leaving:
             self._say_at = now
 
     def lose(self, now: float) -> None:
-        super().lose(now)
+        self.connection.lose(now)
         self._turn(StreamEvent.GREETS)
         self.out.clear()
 
@@ -141,7 +143,7 @@ class ReaderSession(ConnectionState):
 
     def _say(self, what: What, sequence: int = 0, body: object = None) -> None:
         """Queues a frame if connected; otherwise it is repeated once there is a connection."""
-        if self.is_connected:
+        if self.connection.is_connected:
             epoch = 0 if what == What.HELLO else self.epoch
             self.out.append(control(Header(what, epoch, sequence), body))  # type: ignore[arg-type]
 
@@ -189,7 +191,9 @@ class ReaderSession(ConnectionState):
         if self._say_at is not None and now >= self._say_at:
             self._say_at = now + self._repeat
             self._say(What.BYE)
-        dues = [d for d in (self._greet_at, self._say_at, self.probe_due()) if d is not None]
+        dues = [
+            d for d in (self._greet_at, self._say_at, self.connection.probe_due()) if d is not None
+        ]
         return min(dues, default=None)
 
     # Acknowledging ----------------------------------------------------------------------------
@@ -368,7 +372,7 @@ class ReaderSession(ConnectionState):
                 failure = ReaderGivenUp(rank, pid, refused.text)
             case _:
                 failure = InvalidArgument(refused.text)
-        self.failure = self.failure or failure
+        self.connection.fail(failure)
         self._greet_at, self.has_left = None, True  # a refused reader owes no BYE
 
     def _hear_end(self, header: Header) -> None:
@@ -438,29 +442,30 @@ class ReaderSession(ConnectionState):
     def check_writer(self, now: float) -> None:
         """Raises if no more messages will arrive. A failure that was raised once stays, whatever
         arrives afterwards."""
-        if self.is_ended and self.failure is None:
+        connection = self.connection
+        if self.is_ended and connection.failure is None:
             self._confirm_end()
             rest = "" if self.inbox else ", and everything it sent has been read"
             raise WriterClosed(f"the writer closed the queue{rest}")
-        why = self.death(now) if self.failure is None else None
-        if why is not None:
-            self.failure = WriterDied(self.writer_pid, f" at {self._where}: {why}")
-        if self.failure is not None:
-            raise self.failure
+        if (why := connection.death(now)) is not None:
+            connection.fail(WriterDied(self.writer_pid, f" at {self._where}: {why}"))
+        if connection.failure is not None:
+            raise connection.failure
 
     def is_over(self, now: float) -> bool:
         """Whether no reader can attach any more."""
-        return self.is_ended or self.failure is not None or self.death(now) is not None
+        failure = self.connection.failure
+        return self.is_ended or failure is not None or self.connection.death(now) is not None
 
     def who(self, now: float) -> str:
         """The writer as a waiting reader names it."""
         return sentence(
             Facts(
                 "the writer",
-                "running" if self.is_connected else "lost",
+                "running" if self.connection.is_connected else "lost",
                 self.writer_pid or None,
                 address=self._where,
-                doing=self.state(now),
+                doing=self.connection.state(now),
                 silent_for=now - self.last_progress if self.writer_pid else None,
             )
         )
