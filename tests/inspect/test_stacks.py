@@ -11,7 +11,7 @@ import pytest
 from memlane._base import processes
 from memlane.inspect import stacks
 from memlane.inspect.stacks import NoStack, Stack, stacks_of
-from tests.support import PATIENCE, Link, Peer, assert_in_time, start
+from tests.support import PATIENCE, Link, Peer, assert_in_time, start, until
 
 
 def sleep(link: Link) -> None:
@@ -38,6 +38,7 @@ def started(*pids: int) -> dict[int, int]:
 def test_stacks_of_several_processes(sleepers: list[Peer]) -> None:
     """A stopped one's too, which stays stopped."""
     os.kill(sleepers[0].pid, signal.SIGSTOP)
+    until(lambda: processes.state(sleepers[0].pid) == "stopped")  # py-spy trips over the moment
     found = stacks_of(started(*(peer.pid for peer in sleepers)), timeout=PATIENCE)
     for peer in sleepers:
         seen = found[peer.pid]
@@ -66,3 +67,12 @@ def test_a_process_with_a_reused_pid_is_left_alone(sleepers: list[Peer]) -> None
     pid = sleepers[0].pid
     found = stacks_of({pid: started(pid)[pid] - 1})
     assert found == {pid: NoStack("it has ended, or is not of this pid namespace")}
+
+
+def test_the_reason_is_py_spys_last_cause(sleepers: list[Peer]) -> None:
+    """Not a line of its own backtrace."""
+    said = (
+        "Error: Failed to get stack traces\n\nCaused by:\n    0: Failed to suspend process\n"
+        "    1: unexpected waitpid result\n\nStack backtrace:\n   0: std::rt\n   1: main\n"
+    )
+    assert stacks._reason(sleepers[0].pid, said) == "unexpected waitpid result"

@@ -188,8 +188,9 @@ def _reason(pid: int, text: str) -> str:
         return f"no right to trace it: needs root or CAP_SYS_PTRACE{scope}"
     if "python" in text.lower() and ("find" in text or "version" in text):
         return "no Python process that py-spy can read"
-    last = [line for line in text.strip().splitlines() if line.strip()]
-    return last[-1].strip() if last else "py-spy failed without a word"
+    said, _, _ = text.partition("Stack backtrace:")  # of py-spy itself
+    causes = [line.strip() for line in said.splitlines() if line.strip()]
+    return re.sub(r"^\d+: ", "", causes[-1]) if causes else "py-spy failed without a word"
 
 
 def _threads(answer: Sequence[dict[str, Any]], pid: int) -> tuple[Thread, ...]:
