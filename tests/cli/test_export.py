@@ -88,6 +88,33 @@ def test_who_may_ask() -> None:
             assert "segments" not in text
 
 
+def test_a_name_that_is_allowed() -> None:
+    with exporter("--allow-host", "metrics.example", "--allow-host", "Other.example") as served:
+        for host, status in (
+            ("metrics.example:9469", 200),
+            ("other.example", 200),
+            ("evil.example", 421),
+        ):
+            assert served.get("/json", host)[0] == status
+
+
+def test_it_starts_beside_a_name_server_that_is_silent() -> None:
+    """No look-up of a name is waited for; here none ends."""
+    program = """
+import socket, threading
+socket.getfqdn = socket.gethostbyaddr = lambda *_: threading.Event().wait()
+from memlane.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", program, "export", "--host", "0.0.0.0", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("memlane: http://0.0.0.0:")
+        finally:
+            process.kill()
+
+
 def test_only_one_process() -> None:
     own = ("--pid", str(os.getpid()))
     with queue_of() as (writer, _), exporter(*own, _SEARCH_EVERY=0.2) as served:
@@ -196,11 +223,17 @@ def send_slowly(client: socket.socket) -> None:
 
 
 def test_clients_that_are_too_many() -> None:
-    """Are turned away."""
-    with exporter(_MOST_CLIENTS=4, _PATIENCE=PATIENCE) as served, ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(connect(served))
-        with pytest.raises(ConnectionError):
+    """Those that are silent make room, the oldest first: every scrape is answered."""
+    constants = {"_MOST_CLIENTS": 4, "_PATIENCE": PATIENCE, "_MOMENT": PATIENCE}
+    with exporter(**constants) as served, ExitStack() as stack:
+        silent = [stack.enter_context(connect(served)) for _ in range(4)]
+        for each in silent:
+            each.settimeout(PATIENCE)
+        served.metrics()
+        assert silent[0].recv(1) == b""
+        silent[3].sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert silent[3].recv(12) == b"HTTP/1.0 200"
+        for _ in range(8):
             served.metrics()
 
 

@@ -179,7 +179,7 @@ def main() -> None:
         report()
         if scene == "one in a collective":
             engine._llm.collective_rpc("check_health")
-        engine.generate(1, 400, temperature=0)
+        engine.generate(1, 20, temperature=0)
     threading.Event().wait()
 
 

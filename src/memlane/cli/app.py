@@ -219,6 +219,10 @@ def serve_metrics(
         int | None, typer.Option(help="Only the segments that this process holds.")
     ] = None,
     ends_with: Annotated[int | None, typer.Option(help="End when this process has ended.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also answer under this name; may be given repeatedly."),
+    ] = None,
 ) -> None:
     """Serve metrics for Prometheus, JSON, and a live page for browsers."""
     from memlane.cli import export
@@ -228,7 +232,7 @@ def serve_metrics(
             _check_pid(process)
     _end_on_sigterm()
     with _in_a_line(f"cannot listen on {host} port {port}"), suppress(KeyboardInterrupt):
-        export.run(host, port, pid, ends_with)
+        export.run(host, port, pid, ends_with, allow_host or [])
 
 
 @app.command("trace")

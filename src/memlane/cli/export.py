@@ -10,11 +10,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from socketserver import TCPServer
 from typing import Any
 
 from memlane._base.blame import REMOTE_READER, blocked, listed
@@ -32,6 +33,7 @@ _SEARCH_EVERY = 10.0  # seconds between two searches for who holds what; 0.1 s o
 _FRESH = 0.2  # seconds that a look serves for all who ask
 _PATIENCE = 10.0  # seconds that a client may take for its request
 _MOST_CLIENTS = 32
+_MOMENT = 1.0  # seconds that a thread may take to end
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 )
@@ -114,16 +116,31 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, source: Source) -> None:
-        """Raises OSError if the port is taken, or the address not of this host."""
+    def __init__(self, host: str, port: int, source: Source, names: Iterable[str] = ()) -> None:
+        """Raises OSError if the port is taken, or the address not of this host.
+
+        Args:
+            names: host names that clients may ask for, beside those of this host.
+        """
         self.source = source
         self.is_local = _is_loopback(host)
-        self.names = {"localhost", host.lower()}
+        self.names = {"localhost", host.lower(), *(name.lower() for name in names)}
         if not self.is_local:
-            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+            self.names.add(socket.gethostname().lower())
+            # A name server may be silent, so nobody waits for this host's full name.
+            threading.Thread(target=self._learn_full_name, daemon=True).start()
         self._room = threading.BoundedSemaphore(_MOST_CLIENTS)
+        self._lock = threading.Lock()
+        self._silent: dict[socket.socket, None] = {}  # without a request as yet, the oldest first
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Answer)
+
+    def server_bind(self) -> None:
+        """Without the look-up of a name, which its base does here."""
+        TCPServer.server_bind(self)
+
+    def _learn_full_name(self) -> None:
+        self.names.add(socket.getfqdn().lower())
 
     def admits(self, header: str | None) -> bool:
         """Whether a page of that host may ask: else any page in a browser could, by a name of its
@@ -145,20 +162,42 @@ class Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """If there are too many, the oldest that is silent makes room; if none is, this one."""
         if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._end_a_silent_one()
+            if not self._room.acquire(timeout=_MOMENT):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._silent[request] = None
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread left
-            self._room.release()
+            self._forget(request)
             raise
+
+    def _end_a_silent_one(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._silent), None)
+            if oldest is not None:
+                del self._silent[oldest]
+                with suppress(OSError):  # it has gone
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+
+    def note_request(self, client: socket.socket) -> None:
+        """Notes that the client has sent its request."""
+        with self._lock:
+            self._silent.pop(client, None)
+
+    def _forget(self, client: socket.socket) -> None:
+        self.note_request(client)
+        self._room.release()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._forget(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has gone, or is too slow, is no error."""
@@ -195,6 +234,7 @@ class Answer(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Hurried(self.connection))
 
     def do_GET(self) -> None:  # so named by its base
+        self.server.note_request(self.connection)
         if not self.server.admits(self.headers.get("Host")):
             self._answer(421, "text/plain", "this host name is not served here; use the address\n")
             return
@@ -256,13 +296,13 @@ def _end_with(server: Server, process: int) -> None:
     server.shutdown()
 
 
-def run(host: str, port: int, pid: int | None, ends_with: int | None) -> None:
-    """Serves until it is interrupted, or that process has ended. Raises OSError as `Server`, and
-    SystemFault."""
+def run(host: str, port: int, pid: int | None, ends_with: int | None, names: Sequence[str]) -> None:
+    """Serves, also under these names, until it is interrupted, or that process has ended. Raises
+    OSError as `Server`, and SystemFault."""
     process = None if ends_with is None else _pidfd_of(ends_with)
     source = Source(pid)
     try:
-        with Server(host, port, source) as server:
+        with Server(host, port, source, names) as server:
             if process is not None:
                 threading.Thread(target=_end_with, args=(server, process), daemon=True).start()
             where, bound = server.server_address[:2]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from memlane import __version__
 from memlane._base.blame import REMOTE_READER, identity
 from memlane._base.naming import names_of
 from memlane._base.tier_counters import TIER_COUNTERS
@@ -95,6 +96,7 @@ LEFTOVER_BYTES = Metric("memlane_leftover_bytes", "gauge", "Bytes that those tak
 UNREADABLE = Metric("memlane_unreadable_segments", "gauge", "Segments that cannot be read.", ())
 SHM_SIZE = Metric("memlane_shm_bytes", "gauge", "Size of /dev/shm.", ())
 SHM_FREE = Metric("memlane_shm_free_bytes", "gauge", "Free bytes of /dev/shm.", ())
+BUILD = Metric("memlane_build_info", "gauge", "1; the version of what has looked.", ("version",))
 PINNED = Metric(
     "memlane_store_pinned_objects",
     "gauge",
@@ -133,7 +135,7 @@ _COUNTERS = {
 METRICS = (
     *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, SKIPPED, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
     *(ELSEWHERE, STUCK, STARTING, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE),
-    *(SHM_SIZE, SHM_FREE, PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
+    *(SHM_SIZE, SHM_FREE, BUILD, PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
 )
 
 
@@ -186,6 +188,7 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
     samples.add(UNREADABLE, (), unreadable)
     samples.add(SHM_SIZE, (), shm["total"])
     samples.add(SHM_FREE, (), shm["free"])
+    samples.add(BUILD, (__version__,), 1)
     for metric, values in samples.of.items():
         yield metric, list(values.items())
 
