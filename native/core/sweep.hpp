@@ -1,12 +1,15 @@
 // Removes what killed processes left behind and no survivor removed: names of segments that nobody holds.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "core/liveness.hpp"
 #include "core/segment.hpp"
 #include "core/sync.hpp"
+#include "os/clock.hpp"
 
 namespace memlane::core {
 
@@ -32,18 +35,28 @@ inline bool free_name(const std::string& name) {
     return true;
 }
 
+// Names that a creation looks at: another user's cost as much as one's own, and may be any number.
+constexpr std::size_t kMostPerCreation = 1024;
+
 // Every segment is locked before it has a name, so no live process uses one that can be locked as a whole, whatever its
 // age and pids. Returns the names that were removed. Costs a few microseconds per segment of this user. Removes nothing
-// where this user may create files, but not list them (a directory of mode 1733).
-inline std::vector<std::string> sweep_dead_segments() {
-    std::vector<std::string> removed, all;
+// where this user may create files, but not list them (a directory of mode 1733). Looks at `most` names at most, from
+// another one on each time, so that all have their turn.
+inline std::vector<std::string> sweep_dead_segments(std::size_t most = SIZE_MAX) {
+    std::vector<std::string> removed, all, candidates;
     try {
         all = os::names_in(kDirectory);
     } catch (const std::system_error& error) {
         if (error.code().value() != EACCES) throw;
     }
-    for (const std::string& name : all) {
-        if (!is_segment_name(name)) continue;
+    for (const std::string& name : all)
+        if (is_segment_name(name)) candidates.push_back(name);
+    if (candidates.size() > most) {
+        const auto first = candidates.begin() + static_cast<std::size_t>(os::monotonic_now(CLOCK_MONOTONIC)) % candidates.size();
+        std::rotate(candidates.begin(), first, candidates.end());
+        candidates.resize(most);
+    }
+    for (const std::string& name : candidates) {
         const std::string path = std::string(kDirectory) + "/" + name;
         try {
             const os::FileDescriptor file = os::open_existing(path);

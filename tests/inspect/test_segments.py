@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ShmRingBuffer, inspect
+from memlane._native import sweep_dead_segments
 from memlane.inspect.looks import Looks
 from memlane.inspect.segment import Segment, files, opened
 from memlane.tiers import BlockPool
@@ -373,3 +374,20 @@ def test_a_name_that_goes_soon_after_a_search() -> None:
 
 def is_seen(looks: Looks, name: str) -> bool:
     return name in {segment.name for segment in looks.take().segments}
+
+
+def test_a_creation_looks_at_so_many_names_and_clean_at_all() -> None:
+    """However many there are, also of others; the rest is for the next creations."""
+    most = 1024  # kMostPerCreation
+    paths = [Path(f"/dev/shm/memlane-{number:032x}") for number in range(2 * most + 1)]
+    try:
+        for path in paths:
+            path.touch(0o600)
+        MessageQueue(1, 1).close()
+        left = sum(path.exists() for path in paths)
+        assert left == len(paths) - most
+        sweep_dead_segments()
+        assert not any(path.exists() for path in paths)
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 two workers and waits for their answers. Real processes, real stacks, exit codes."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -270,6 +272,34 @@ def test_an_engine_without_queues_that_hangs_is_shown() -> None:
         assert f"pid {idle.pid} " not in text
         assert stuck(str(idle.pid)).returncode == 0
         assert f"pid {hung.pid} " in until_code(3, str(hung.pid), "--no-stacks")
+
+
+SERVER = f"""import subprocess, sys, threading
+subprocess.Popen(["VLLM::EngineCore", "-c", {IDLE!r}], executable=sys.executable)
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()
+"""
+
+
+def test_a_server_that_hangs_above_an_idle_engine_is_shown() -> None:
+    """Not one that waits for its engine to end."""
+    for server, code in ((SERVER, 3), (SERVER.replace("lock.acquire", "os.wait"), 0)):
+        program = f"import os\n{server}"
+        out = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", program], stdout=out) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            (engine,) = [
+                pid for pid, parent in processes.parents().items() if parent == process.pid
+            ]
+            try:
+                text = until_code(code)
+                assert (f"  pid {process.pid} " in text) == (code == 3)
+                assert (f"  pid {engine} VLLM::EngineCore: at rest" in text) == (code == 3)
+            finally:
+                os.kill(engine, signal.SIGKILL)
+                process.kill()
 
 
 def test_an_engine_that_has_ended_is_not_shown() -> None:

@@ -35,7 +35,7 @@ public:
         const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
         check_memory_for(g.max_chunks * (each + g.metadata_size()));
         const WithoutGil no_gil;
-        core::sweep_dead_segments();
+        core::sweep_dead_segments(core::kMostPerCreation);
         broadcast::look_at_left_files();
         std::vector<core::ReservedRange> ranges;
         if (each == g.max_chunk_bytes) {

@@ -47,7 +47,7 @@ NB_MODULE(_native, m) {
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif
-    m.def("sweep_dead_segments", &core::sweep_dead_segments, nb::call_guard<bindings::WithoutGil>(),
+    m.def("sweep_dead_segments", [] { return core::sweep_dead_segments(); }, nb::call_guard<bindings::WithoutGil>(),
         "Removes the segments of this user that no living process holds; returns their names.");
     m.def(
         "close_in_children",

@@ -33,7 +33,7 @@ public:
         const core::SegmentId segment_id = to_array<core::SegmentId>(id);
         check_memory_for(bytes);
         const WithoutGil no_gil;
-        core::sweep_dead_segments();
+        core::sweep_dead_segments(core::kMostPerCreation);
         if (!core::free_name(name)) throw core::SegmentExists(name);
         try {
             const std::uint64_t first = store::RingSpace::first_piece(bytes);

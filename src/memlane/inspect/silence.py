@@ -32,7 +32,8 @@ _BUSY = 0.03  # of a core: a process that uses more computes
 _FOR_INPUT = ("poll", "pipe_read", "select", "unix_stream", "skb_wait", "sk_wait", "accept")
 
 # Where else a process around an engine may wait: for a child, a signal, a moment, a terminal.
-_FOR_MORE = (*_FOR_INPUT, "do_wait", "pause", "sigsuspend", "nanosleep", "tty_read")
+_FOR_MORE = (*_FOR_INPUT, "pause", "sigsuspend", "nanosleep", "tty_read")
+_FOR_A_CHILD = "do_wait"  # the whole name: that of a lock is futex_do_wait
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,8 @@ def _counts(who: Member, family: Family) -> bool:
         return who.is_at_rest is not True
     if not who.active:
         return who.is_at_rest is False
-    return not any(each in who.sleeps_in for each in _FOR_MORE)
+    is_launcher = who.sleeps_in == _FOR_A_CHILD or any(each in who.sleeps_in for each in _FOR_MORE)
+    return not is_launcher
 
 
 def _members(family: Family, started: Mapping[int, int], stacks: Stacks) -> list[Member]:
