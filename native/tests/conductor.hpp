@@ -27,6 +27,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -214,10 +215,21 @@ private:
         bool is_driven = false;
         std::string why_not;
     };
+    // What the first reaches while the second is held at a spot, if it is not held itself, and why no more.
+    struct Reach {
+        std::vector<Spot> passed;
+        std::string why_not;
+    };
 
     void drive(const std::array<Spot, 2>& spots, int first) {
         Outcome outcome;
         for (const int ahead : {1 - first, first}) {
+            // A play that does not come to the spot of the first is the same for all spots that it does not come to.
+            const auto known = reach_.find({first, ahead, spots[1 - first]});
+            if (known != reach_.end() && !std::ranges::count(known->second.passed, spots[first])) {
+                outcome = {false, known->second.why_not};
+                continue;
+            }
             outcome = play({spots[0], spots[1]}, first, ahead);
             if (outcome.is_driven) break;
         }
@@ -249,7 +261,10 @@ private:
         Actor& other = actors[1 - first];
         Outcome outcome;
         const bool have_met = one.is_at_spot() && other.is_at_spot();
-        if (!one.is_at_spot()) outcome.why_not = one.why_not();
+        if (!one.is_at_spot()) {
+            outcome.why_not = one.why_not();
+            if (spots[0]) reach_[{first, ahead, *spots[1 - first]}] = {one.passed(), outcome.why_not};
+        }
         const bool comes_first = one.is_at_spot();
         if (have_met) {
             one.release();
@@ -273,6 +288,7 @@ private:
     std::size_t driven_ = 0;
     std::size_t impossible_ = 0;
     ByPoint orders_;
+    std::map<std::tuple<int, int, Spot>, Reach> reach_;  // by who is first, who runs ahead, and the spot of the second
 };
 
 }  // namespace memlane::testing
