@@ -19,6 +19,7 @@ MEMLANE_EXAMPLES=1000000 soak tests/sessions
 MEMLANE_EXAMPLES=50000 soak \
     tests/broadcast/test_small_shm.py tests/tiers/test_policies.py tests/tiers/test_block_pool_model.py
 MEMLANE_SOAK_BENCH=5 soak tests/cli/test_command_line.py
+MEMLANE_SOAK_MUTATED=170 soak tests/cli/test_mutated_segments.py
 MEMLANE_SOAK_ATTACK=60 soak tests/network/test_costs.py
 MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 soak \
     tests/network/test_partitions.py tests/network/test_cuts.py
