@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 PORT = 18477  # of the API server
+# By its name: vLLM turns "uni" into a worker process where it runs on a CPU.
+UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _LOCK = threading.Lock()
 _LOCK.acquire()
 
@@ -173,7 +175,7 @@ def main() -> None:
     else:
         from client import Engine
 
-        alone = {"tensor_parallel_size": 1, "distributed_executor_backend": "uni"}
+        alone = {"tensor_parallel_size": 1, "distributed_executor_backend": UNIPROC}
         engine = Engine(model, **(alone if scene == "no workers" else {}))
         engine.generate(1, 4, temperature=0)
         report()

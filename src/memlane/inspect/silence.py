@@ -336,7 +336,11 @@ class _Look:
     def silence(self) -> Silence:
         family = self._family
         restless = {who.pid for who in self.restless}
-        shown = [who for who in self._members if who.pid in family.members | restless]
+        shown = [
+            who
+            for who in self._members
+            if who.pid in family.members | restless or who.is_at_rest is None
+        ]
         shown.sort(key=lambda who: (who.pid not in restless, who.is_at_rest is None, who.pid))
         return Silence(family.queues, family.seconds, tuple(shown))
 
