@@ -81,6 +81,22 @@ def test_pyzmq_s_collector_outlives_handlers_that_raise() -> None:
     assert not collector.is_alive()
 
 
+def test_a_collector_that_was_half_stopped_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler raised in the close of the last writer; pyzmq starts another for the next one."""
+
+    def interrupted(_: object) -> None:
+        raise Alarm
+
+    with remote_writer(1) as writer:
+        assert collector.is_alive()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(collector), "_clear", interrupted)
+            with pytest.raises(Alarm):
+                writer.close()
+        assert not collector.is_alive()
+    collector._clear()
+
+
 def test_a_reader_is_interrupted_anywhere() -> None:
     """It gets everything, once and in order, but what a call had taken that was interrupted."""
     with remote_writer(1, remote_window=16) as writer:

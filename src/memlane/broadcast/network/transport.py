@@ -266,14 +266,10 @@ def begin_lending() -> None:
             if sys.version_info < (3, 13):
                 # pyzmq asks before each message, and starts another collector if it has ended. In
                 # these versions a thread counts as ended once a signal handler has raised in
-                # `is_alive` (bpo-46726).
-                collector.thread.is_alive = _is_alive  # type: ignore[method-assign, union-attr]
+                # `is_alive` (bpo-46726), which acquires this lock; only asking has no such gap.
+                thread: Any = collector.thread
+                thread.is_alive = thread._tstate_lock.locked
         _writers += 1
-
-
-def _is_alive() -> bool:
-    """A collector runs until it is stopped; pyzmq forgets its thread then."""
-    return True
 
 
 def end_lending() -> None:
