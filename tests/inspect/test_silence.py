@@ -65,12 +65,14 @@ def test_two_engines_are_told_apart() -> None:
 
 def test_the_kin_of_a_process() -> None:
     """The server above an engine and a worker below it run the same program; a shell does not, and
-    what else the server has started is not the engine's."""
+    what else the server has started is not the engine's, nor is a launcher above the server, or
+    above processes that do not call themselves an engine's."""
     parents = {2: 1, 3: 2, 4: 3, 5: 4, 6: 3, 7: 4}
-    programs = {1: "init", 2: "sh", 3: "python", 4: "python", 5: "python", 6: "python", 7: "sh"}
-    assert kin([4], parents, programs.get) == {3, 4, 5}
+    programs = dict.fromkeys((2, 3, 4, 5, 6), "python") | {1: "init", 7: "sh"}
+    assert kin([4], parents, programs.get, {4, 5}) == {3, 4, 5}
+    assert kin([4], parents, programs.get, set()) == {4, 5}
     assert below([3], parents, programs.get) == {3, 4, 5, 6}
-    assert kin([5], parents, {}.get) == {5}
+    assert kin([5], parents, {}.get, {5}) == {5}
 
 
 def thread(*calls: str, is_main: bool = True, number: int = 1) -> Thread:

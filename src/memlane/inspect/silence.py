@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 
 from memlane._base import processes
@@ -134,16 +134,20 @@ def _grouped(
 
 
 def kin(
-    members: Iterable[int], parents: Mapping[int, int], programs: Callable[[int], str | None]
+    members: Iterable[int],
+    parents: Mapping[int, int],
+    programs: Callable[[int], str | None],
+    titled: Container[int],
 ) -> set[int]:
-    """Those processes, those that they have started, and those that have started them, as long as
-    they run the same program: the server before an engine, a worker that has no queue yet."""
+    """Those processes, and of those that run the same program: what they have started, such as a
+    worker that has no queue yet, and what has started an engine's process, `titled`: its server.
+    Who has started others may be any launcher."""
     found = set(members)
-    above = set()
-    for pid in found:
-        while (parent := parents.get(pid, 0)) and _same(parent, pid, programs):
-            above.add(parent)
-            pid = parent
+    above = {
+        parents[pid]
+        for pid in found
+        if pid in titled and parents.get(pid) and _same(parents[pid], pid, programs)
+    }
     return found | above | below(found, parents, programs)
 
 
@@ -217,12 +221,13 @@ class Processes:
         return self._programs[pid]
 
     def kin(self, members: Iterable[int]) -> set[int]:
-        return kin(members, self.parents, self.program)
+        return kin(members, self.parents, self.program, self.titled)
 
     def below(self, pid: int) -> set[int]:
         """It, and what it has started."""
         return below([pid], self.parents, self.program)
 
+    @cached_property
     def titled(self) -> set[int]:
         """This user's, of those that see the same /dev/shm."""
         return {
@@ -285,7 +290,7 @@ def silences(
 
 def _without_queues(seen: Processes, pid: int | None, covered: set[int]) -> list[set[int]]:
     """The engines whose processes share no queue."""
-    wanted = seen.titled() if pid is None else {pid}
+    wanted = seen.titled if pid is None else {pid}
     groups: list[set[int]] = []
     for each in sorted(wanted - covered):
         around = seen.kin([each])
