@@ -1,6 +1,8 @@
-"""Bytes of memory that a slot costs the process that has the index, by policy and size.
+"""Bytes of memory that a slot costs the process that has the index, by policy and size; with
+`--packs` what a block of an object tier costs, by how many share an object.
 
     python -m benchmarks.tiers.memory [--blocks 10000,50000,1000000] [--policy lru,tuned]
+    python -m benchmarks.tiers.memory --packs
 
 Each in a process of its own: a pool is filled, and asked for ten times as many other keys, so that
 lists of evicted keys are full.
@@ -12,15 +14,18 @@ import argparse
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.machine import describe
 from memlane.tiers import BlockPool
+from memlane.tiers.remote.packs import Index, Pack, path_of
 
 KEY_BYTES = 24  # a digest, as a disk tier has it
 AT_A_TIME = 8192
+PACKED = 64_000  # blocks in an index of objects
 ROUNDS = 12  # times the blocks, in keys that come once
 
 
@@ -51,12 +56,32 @@ def grown(blocks: int, policy: str) -> int:
     return taken
 
 
+def packs() -> None:
+    """Prints what the index of an object tier takes for a block."""
+    folder = "kv/" + 32 * "0"
+    for blocks in (1, 4, 32):
+        tracemalloc.start()
+        index = Index()
+        for _ in range(PACKED // blocks):
+            path = path_of(folder, [os.urandom(12) for _ in range(blocks)])
+            pack = Pack.named(folder, path, 1 << 20)
+            assert pack is not None
+            index.add([pack])
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        print(f"{blocks:>2} blocks an object: {taken / PACKED:4.0f} bytes a block")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", default="1000,10000,50000,200000,1000000")
     parser.add_argument("--policy", default="lru,arc,s3fifo,tuned")
+    parser.add_argument("--packs", action="store_true", help="only the index of an object tier")
     parser.add_argument("--one", action="store_true", help="only this, in this process")
     asked = parser.parse_args()
+    if asked.packs:
+        packs()
+        return
     sizes = [int(size) for size in asked.blocks.split(",")]
     policies = asked.policy.split(",")
     if asked.one:

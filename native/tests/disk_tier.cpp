@@ -124,7 +124,7 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
 #endif
         const Deadline deadline =
             is_short ? Deadline::after(static_cast<std::int64_t>(draw() % 50'000)) : Deadline::never();
-        const auto ticket = call.is_store ? tier.store(keys.asked, call.rows, deadline) : tier.load(keys.asked, call.rows, deadline);
+        const auto ticket = call.is_store ? tier.store(keys.asked, call.rows, deadline, true) : tier.load(keys.asked, call.rows, deadline);
         calls.emplace(ticket, call);
         const auto is_done = [&](const DiskTier::OrderRef& order) {
             return io.headers().wait(order, memlane::os::monotonic_now() + 60 * memlane::os::kSecond) == 0;

@@ -67,12 +67,12 @@ public:
     }
     void release(std::span<const Block> blocks) { pool_.unpin(blocks); }
 
-    // If the policy throws, nothing is stored; what it has evicted by then is gone.
-    Ticket store(Keys keys, std::span<const Block> rows, os::Deadline deadline) {
+    // An access of each key only if `is_access`. If the policy throws, nothing is stored; what it has evicted by then is gone.
+    Ticket store(Keys keys, std::span<const Block> rows, os::Deadline deadline, bool is_access) {
         const auto job = begin(keys.size(), true);
         job->deadline = deadline;
         if (is_stalled()) return refuse(job);
-        const std::vector<Block> blocks = reserve(keys);
+        const std::vector<Block> blocks = reserve(keys, is_access);
         for (std::size_t at = 0; at < keys.size(); ++at) {
             if (blocks[at] != kNoBlock) continue;
             if (pool_.stored(keys[at]) != kNoBlock) {
@@ -358,8 +358,8 @@ private:
     }
 
     // As the pool does; but the call evicts nothing that it asks for.
-    std::vector<Block> reserve(Keys keys) {
-        std::vector<Block> held = pool_.pin_each(keys, false);
+    std::vector<Block> reserve(Keys keys, bool is_access) {
+        std::vector<Block> held = pool_.pin_each(keys, is_access);
         std::erase(held, kNoBlock);
         struct Unpin {
             BlockPool& pool;

@@ -99,14 +99,16 @@ public:
 private:
     static constexpr BlockLists::List kRecent = 0, kFrequent = 1;  // T1 and T2; their ghosts are B1 and B2
 
-    // Case IV: the key is nowhere. Where no ghost is to go, the oldest recent block leaves without one.
+    // Case IV: the key is nowhere. Where no ghost is to go, the oldest recent block leaves without one. A pool inserts many
+    // blocks after it has made room for all of them, so there may be more than in the paper.
     void make_room() {
-        const std::uint64_t recent = lists_.size(kRecent), ghosts = ghosts_[kRecent].size();
-        const std::uint64_t all = recent + lists_.size(kFrequent) + ghosts + ghosts_[kFrequent].size();
-        if (recent + ghosts == blocks_) {
-            if (recent < blocks_) ghosts_[kRecent].drop_oldest();
-        } else if (all == 2 * std::uint64_t{blocks_}) {
-            ghosts_[kFrequent].drop_oldest();
+        const std::uint64_t recent = lists_.size(kRecent), frequent = lists_.size(kFrequent);
+        GhostList &recently = ghosts_[kRecent], &frequently = ghosts_[kFrequent];
+        if (recent + recently.size() >= blocks_) {
+            while (recently.size() > 0 && recent + recently.size() >= blocks_) recently.drop_oldest();
+        } else {
+            const std::uint64_t others = recent + frequent + recently.size();
+            while (frequently.size() > 0 && others + frequently.size() >= 2 * std::uint64_t{blocks_}) frequently.drop_oldest();
         }
     }
 

@@ -15,7 +15,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <utility>
@@ -55,11 +54,13 @@ class Tuner {
 public:
     // Up to so many blocks the shadows see every access; beyond, they are as small, and see as small a part of the keys.
     static constexpr std::uint32_t kWhole = 10'000;
+    static constexpr std::size_t kRound = 1024;  // accesses between two choices
     // A hit counts half after so many accesses, as a multiple of the capacity. Another candidate must have had so many more
     // hits. Shorter memories and smaller margins change their minds too often, at 2 to 5 % of the hits.
     static constexpr double kHalfLife = 20, kMargin = 0.02, kLn2 = 0.6931471805599453;
-    // What a hit of rare admission counts: it has many early ones, by keeping what came first, and takes long to learn.
-    static constexpr double kOfRare = 0.9;
+    // What a hit of rare admission counts: it keeps blocks without those before them, and what came first for too long. In
+    // loops it has many times the hits of the others.
+    static constexpr double kOfRare = 0.7;
 
     explicit Tuner(std::uint32_t blocks)
         : size_(std::min(blocks, kWhole)),
@@ -68,11 +69,21 @@ public:
         for (const Candidate& each : kCandidates) shadows_.emplace_back(policy_of(each), size_);
     }
 
-    // Accesses in their order. One shadow after the other sees all of them, so that only its own memory is in the caches;
-    // the choice comes last.
+    // Accesses in their order. A choice is made every kRound of them, however they are split into calls.
     void accessed(std::span<const Key> keys) {
-        seen_.clear();
-        std::copy_if(keys.begin(), keys.end(), std::back_inserter(seen_), [&](Key key) { return (key >> 32) < sampled_; });
+        for (const Key key : keys) {
+            if ((key >> 32) < sampled_) seen_.push_back(key);
+            if (++accesses_ % kRound == 0) choose();
+        }
+    }
+
+    std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
+
+private:
+    static constexpr std::size_t kAhead = 6;  // memory is asked for so many keys before it is read
+
+    // One shadow after the other sees all of the round, so that only its own memory is in the caches; the choice comes last.
+    void choose() {
         std::uint32_t best = chosen_;
         for (std::uint32_t at = 0; at < shadows_.size(); ++at) {
             const double counts = kCandidates[at].kind == Candidate::Kind::kRare ? kOfRare : 1;
@@ -90,12 +101,8 @@ public:
         }
         choice_->share.store(share, std::memory_order_relaxed);
         choice_->candidate.store(chosen_, std::memory_order_relaxed);
+        seen_.clear();
     }
-
-    std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
-
-private:
-    static constexpr std::size_t kAhead = 6;  // memory is asked for so many keys before it is read
 
     std::unique_ptr<Policy> policy_of(const Candidate& each) const {
         if (each.kind == Candidate::Kind::kLru) return std::make_unique<Lru>(size_);
@@ -108,7 +115,8 @@ private:
     std::uint64_t sampled_;  // keys whose upper half is below
     double keeps_;
     std::vector<Shadow> shadows_;
-    std::vector<Key> seen_;  // of one call
+    std::vector<Key> seen_;  // of the round, as far as they are of the sample
+    std::uint64_t accesses_ = 0;
     std::array<double, kCandidates.size()> scores_{};
     std::uint32_t chosen_ = 0;
     std::shared_ptr<Choice> choice_ = std::make_shared<Choice>();

@@ -39,7 +39,7 @@ public:
     std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
 
 private:
-    static constexpr std::size_t kBatch = 4096, kMostPending = 100'000;
+    static constexpr std::size_t kBatch = Tuner::kRound, kMostPending = 100'000;
 
     struct State {
         explicit State(std::uint32_t blocks) : tuner(blocks) {}

@@ -738,3 +738,14 @@ def random_traffic() -> None:
             assert busy <= hits
             assert pending == {at for numbers, _ in writing for at in numbers}
             assert len(hits) + len(pending) <= capacity
+
+
+def a_tuned_tier_learns() -> None:
+    """From loads and first stores; a look-up that is repeated is no access. Most blocks come once,
+    and a tier that stored them all would find nothing."""
+    from benchmarks.tiers.replayed import through
+
+    trace = [[*range(80), *range(1000 * at, 1000 * at + 120)] for at in range(1, 101)]
+    seen = through("plug-in", trace, "tuned", 100, 0)
+    assert seen.prefix > 0.4 * 40  # it takes a while to learn
+    assert seen.stored < 60

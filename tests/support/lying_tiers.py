@@ -21,6 +21,7 @@ class MemoryTier:
         knows: what `has` says; by default what is so.
         raises: by the name of a call, what it raises.
         asked: keys of each call of `store` and `load`.
+        touched: keys of each call of `touch`.
     """
 
     def __init__(self, rows: npt.NDArray[np.uint8]) -> None:
@@ -30,6 +31,7 @@ class MemoryTier:
         self.knows: Callable[[bytes], bool | None] = lambda key: key in self.blocks
         self.raises: dict[str, Exception] = {}
         self.asked: list[tuple[str, list[bytes]]] = []
+        self.touched: list[list[bytes]] = []
         self._rows = rows
         self._waiting: list[tuple[str, Ticket, list[bytes], list[int], bool]] = []
         self._done: list[Done] = []
@@ -87,7 +89,7 @@ class MemoryTier:
         return self._ready
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        pass
+        self.touched.append([*keys])
 
     def forget(self, keys: Sequence[bytes]) -> None:
         self._perhaps_raise("forget")

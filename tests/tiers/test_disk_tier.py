@@ -200,6 +200,40 @@ def test_the_order_of_the_stores_outlives_a_restart(folder: Path, rows: Any) -> 
         assert there(tier) == list(range(2, 12))
 
 
+@pytest.mark.parametrize("evicted", [False, True], ids=["store", "store_evicted"])
+def test_a_store_is_a_use_unless_a_cache_before_the_tier_evicts(
+    folder: Path, rows: Any, evicted: bool
+) -> None:
+    with tier_on(folder, rows, 3) as tier:
+        store_all(tier, rows, range(3))
+        again = tier.store_evicted if evicted else tier.store
+        assert wait_for(tier, again([key(0)], [0])).ok.all()
+        store_all(tier, rows, [3])
+        assert tier.has([key(number) for number in range(4)]) == [not evicted, evicted, True, True]
+
+
+def test_a_tuned_tier_learns_from_look_ups_and_stores(tmp_path: Path) -> None:
+    """As vLLM calls it: `hold` for each key until one is not there, again if the request waits; a
+    load of those, and stores of the others. Most keys come once; a touch is never called."""
+    rows = np.zeros((200, 64), np.uint8)
+    nbytes = capacity_of(100, 64)
+    with DiskTier(tmp_path / "kv", rows, nbytes, timeout=PATIENCE) as tier:
+        for number in range(120):
+            wanted = [*range(80), *range(1000 * number + 1000, 1000 * number + 1120)]
+            keys = [key(each) for each in wanted]
+            there = tier.hold(keys).there
+            tier.hold(keys)
+            run = there.index(False)
+            if run:
+                wait_for(tier, tier.load(keys[:run], range(run)))
+            for at in range(run, len(keys), 20):  # as a step of an engine computes them
+                step = keys[at : at + 20]
+                wait_for(tier, tier.store(step, range(len(step))))
+        now = tier.statistics()
+    assert now.loaded > 0.4 * 120 * 80  # it takes a while to learn
+    assert now.declined > 0.4 * 120 * 120
+
+
 def test_rows_of_another_size(folder: Path, rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     """It begins empty, and says so."""
     with tier_on(folder, np.zeros((2, 2 * ROW), np.uint8), capacity=10) as tier:

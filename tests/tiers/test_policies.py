@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlane.tiers.pool import PolicyName
+from memlane.tiers.pool import BlockPool, PolicyName
 from memlane.tiers.replay import Trace, read, replay
 from tests.support import policies
 from tests.support.missing import needed
@@ -73,6 +73,23 @@ def near_the_best(trace: Trace, blocks: int) -> None:
     assert tuned >= 0.99 * prefix[0]
 
 
+@pytest.mark.parametrize("name", ["lru", "arc"])
+def test_blocks_that_are_stored_in_steps_are_hit_as_one_by_one(name: PolicyName) -> None:
+    """As an engine stores them: a pool hits, within half a point, what the replay of its policy
+    does."""
+    trace, blocks = list(requests(7, users=200, turns=2000, share=0.3)), 400
+    pool, found = BlockPool(blocks, name), 0
+    for ids in trace:
+        keys = [b"%d" % number for number in ids]
+        with pool.pin(keys) as pin:
+            found += len(pin.ids)
+        for at in range(len(pin.ids), len(keys), 16):
+            with pool.reserve(keys[at : at + 16]) as new:
+                new.commit()
+    alone = replay(trace, name, blocks)
+    assert abs(found - alone["prefix_hits"]) < 0.005 * alone["accesses"]
+
+
 def epochs(prompts: int, laps: int, *, shuffled: bool) -> Trace:
     """A set of prompts of ten blocks each, asked for again and again, as in training."""
     draw, order = random.Random(3), list(range(prompts))
@@ -102,9 +119,9 @@ def test_a_loop_that_begins_late_is_noticed() -> None:
     loop = [[key + 10**8 for key in ids] for ids in epochs(60, 60, shuffled=False)]
     hits = [
         replay(trace, "tuned", 400)["hits"]
-        for trace in (talks, talks + loop[:1800], talks + loop, talks + loop + again, again)
+        for trace in (talks, talks + loop[:2400], talks + loop, talks + loop + again, again)
     ]
-    assert hits[2] - hits[1] >= 0.8 * 30 * 399
+    assert hits[2] - hits[1] >= 0.8 * 20 * 399
     assert hits[3] - hits[2] >= 0.8 * hits[4]
 
 

@@ -309,6 +309,41 @@ def test_admission() -> None:
         assert ("store", [key(0)]) in tier.asked
 
 
+def test_a_tier_counts_what_requests_ask_for_and_not_what_the_pool_evicts() -> None:
+    """A request that asks again before its blocks are computed is one; a load counts by itself."""
+    with in_memory(blocks=16, spare=4) as (engine, tier):
+        assert [engine.find(1, 2, timeout=0) for _ in range(3)] == [0, 0, 0]
+        assert tier.touched == [[key(1), key(2)]]
+        engine.compute(1, 2)
+        engine.compute(*range(10, 22))
+        assert [keys for kind, keys in tier.asked if kind == "store"] == [[key(2), key(1)]]
+        assert engine.find(1, 2) == 2
+        assert tier.touched == [[key(1), key(2)]]
+        engine.compute(*range(30, 42))  # evicts them once more
+        tier.blocks.clear()
+        engine.find(1, 2, timeout=0)
+        assert tier.touched == [[key(1), key(2)]] * 2
+
+
+def test_what_lies_behind_a_gap_is_asked_for_too() -> None:
+    """The tier has it, and it is computed again because a block before it is not there."""
+    with in_memory() as (engine, tier):
+        tier.blocks[key(2)] = bytes(ROW)
+        assert engine.find(1, 2) == 0
+        assert sorted(each for keys in tier.touched for each in keys) == [key(1), key(2)]
+
+
+def test_evictions_of_a_pool_are_no_accesses_of_a_disk(tmp_path: Path) -> None:
+    with engine(lambda rows: [DiskTier(tmp_path / "kv", rows, "1MiB", policy="lru")]) as running:
+        assert running.find(1, 2, timeout=0) == 0
+        running.compute(1, 2)
+        assert running.chain.flush(PATIENCE)
+        running.compute(*range(10, 24))
+        assert running.find(1, 2) == 2
+        (disk,) = (each for each in inspect.segments() if each.counters.get("loaded") == 2)
+        assert (disk.counters["accesses"], disk.counters["hits"]) == (4, 2)
+
+
 def test_pinned_blocks_leave_no_room() -> None:
     with in_memory(blocks=8, spare=2) as (one, tier):
         tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(50, 60)}

@@ -383,12 +383,13 @@ void bind_disk(nb::module_& m) {
             "keys"_a, "(what pins them, whether each is there)")
         .def(
             "store",
-            [](const DiskObject& self, nb::handle keys, const nb::bytes& rows, nb::handle timeout) {
+            [](const DiskObject& self, nb::handle keys, const nb::bytes& rows, nb::handle timeout, bool is_access) {
                 const AskedKeys asked(keys);
                 const os::Deadline deadline = to_deadline(timeout);
-                return self.call([&](DiskTier& tier) { return tier.store(asked.asked(), blocks_in(rows), deadline); });
+                return self.call(
+                    [&](DiskTier& tier) { return tier.store(asked.asked(), blocks_in(rows), deadline, is_access); });
             },
-            "keys"_a, "rows"_a, "timeout"_a)
+            "keys"_a, "rows"_a, "timeout"_a, "is_access"_a = true)
         .def(
             "load",
             [](const DiskObject& self, nb::handle keys, const nb::bytes& rows, nb::handle timeout) {

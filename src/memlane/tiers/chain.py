@@ -138,7 +138,11 @@ class TierChain:
         seconds = seconds_of(timeout)
         if seconds == inf:
             raise InvalidArgument("timeout of a chain must be a number of seconds, not None")
-        links = [Link(tier, place, seconds) for place, tier in enumerate(items_of("tiers", tiers))]
+        blocks = pool.statistics().blocks
+        links = [
+            Link(tier, place, seconds, most_sought=blocks)
+            for place, tier in enumerate(items_of("tiers", tiers))
+        ]
         for link in links:
             if not isinstance(link.tier, Tier):
                 raise InvalidType(f"tiers must be Tiers, not {link.name}")
@@ -149,7 +153,6 @@ class TierChain:
         if admission not in get_args(Admission):
             raise InvalidArgument(f"admission must be 'all' or 'second', not {admission!r}")
         held = Rows(rows)
-        blocks = pool.statistics().blocks
         if held.count < blocks:
             raise InvalidArgument(f"rows must be at least the pool's {blocks}, not {held.count}")
         wanted = max(1, blocks // 8)
@@ -472,6 +475,8 @@ class TierChain:
             may_store = not (is_interrupted or self._moves.is_closing)
             if not is_interrupted:
                 self._moves.revoke_loads({*keys})
+                for link in self._moves.links:
+                    link.computed(keys)
             # What is evicted in the middle of another change is lost, and spare later.
             return self._moves.reserve(keys, time.monotonic() if may_store else None)
 

@@ -12,6 +12,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -307,6 +308,11 @@ class DiskTier(Tier):
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
         return self._begin(self._native.store, keys, ids, timeout)
+
+    def store_evicted(
+        self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
+    ) -> Ticket:
+        return self._begin(partial(self._native.store, is_access=False), keys, ids, timeout)
 
     def load(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None

@@ -13,7 +13,7 @@ is what the jobs say, and a job ends last.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -101,11 +101,13 @@ class Link:
             them.
     """
 
-    def __init__(self, tier: Tier, place: int, timeout: float) -> None:
+    def __init__(self, tier: Tier, place: int, timeout: float, most_sought: int) -> None:
         self.tier = tier
         self.place = place
         self.name = type(tier).__name__
         self.is_read_only = getattr(tier, "is_read_only", False)
+        self._sought: OrderedDict[bytes, None] = OrderedDict()  # misses that count already
+        self._most_sought = most_sought
         self.stores_once = getattr(tier, "stores_once", False)
         self.logs_outages = getattr(tier, "logs_outages", False)
         self.jobs: dict[Ticket, Job] = {}
@@ -158,6 +160,25 @@ class Link:
             return absent
         return [None if each is None else bool(each) for each in found]
 
+    def seek(self, keys: list[bytes], now: float) -> None:
+        """Lets the tier count that requests ask for these keys, which are not loaded from it. A
+        request that asks again before they are computed is the same one."""
+        fresh = [key for key in keys if key not in self._sought]
+        if not fresh or self.outages["load"].lasts(now):
+            return
+        self._sought.update(dict.fromkeys(fresh))
+        while len(self._sought) > self._most_sought:
+            self._sought.popitem(last=False)
+        try:
+            self.tier.touch(fresh)
+        except Exception as error:
+            self.fail("load", _text(error), now)
+
+    def computed(self, keys: list[bytes]) -> None:
+        """Ends the search for these keys: who asks for them next is another request."""
+        for key in keys if self._sought else ():
+            self._sought.pop(key, None)
+
     def hold(self, keys: list[bytes], until: ExitStack, now: float) -> None:
         """Keeps what is there from eviction, as far as the tier can."""
         try:
@@ -170,7 +191,9 @@ class Link:
         job.begun = time.monotonic()  # what came before may have taken its time
         job.due = job.begun + self._timeout + _GRACE
         self.orphans.append(job)
-        begin = self.tier.store if job.kind == "store" else self.tier.load
+        begin = self.tier.load
+        if job.kind == "store":  # a tier of a user's may lack `store_evicted`
+            begin = getattr(self.tier, "store_evicted", self.tier.store)
         try:
             ticket = begin(job.keys, job.rows, self._timeout)
         except Exception as error:

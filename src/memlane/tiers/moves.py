@@ -304,6 +304,9 @@ class Moves:
         room = max(0, max(1, self._blocks // 2) - len(loading))
         sources, unknown = self._sources(missing[:room], links, now)
         run = [*takewhile(lambda key: key in coming or key in sources or key in unknown, keys)]
+        behind = sources.keys() - {*run}  # there, and computed again because others are not
+        for each in links:
+            each.seek([key for key in missing if key in behind and sources[key] is each], now)
         unknown.intersection_update(run)
         if unknown:
             search = next((each for each in self.searches if each.keys == keys), None)
@@ -348,11 +351,15 @@ class Moves:
         unknown: set[bytes] = set()
         for link in links:
             left = [key for key in keys if key not in sources]
+            absent = []
             for key, is_there in zip(left, link.has(left, "load", now), strict=True):
                 if is_there:
                     sources[key] = link
                 elif is_there is None:
                     unknown.add(key)
+                else:
+                    absent.append(key)
+            link.seek(absent, now)
         return sources, unknown - sources.keys()
 
     def _recall(self, keys: list[bytes], now: float) -> None:

@@ -138,7 +138,8 @@ class Tier(ABC):
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
         """Begins to store rows, which must not change before the report. A key that is there
-        already is not stored again.
+        already is not stored again. Counts as a use of each key: a request has asked for it, and
+        computed what was not there.
 
         Args:
             keys: what to find them by.
@@ -152,12 +153,20 @@ class Tier(ABC):
             Closed, WrongProcess: as `has`.
         """
 
+    def store_evicted(
+        self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
+    ) -> Ticket:
+        """As `store`, for what a cache before the tier evicts: no use of it. That cache calls
+        `touch` for keys that requests ask for and that neither has. `timeout` is in seconds. Raises
+        as `store`."""
+        return self.store(keys, ids, timeout)
+
     @abstractmethod
     def load(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
-        """Begins to load blocks into rows. Until the report comes the rows' contents are undefined,
-        and after it those of blocks that are not ok.
+        """Begins to load blocks into rows. Counts as a use of each key. Until the report comes the
+        rows' contents are undefined, and after it those of blocks that are not ok.
 
         Args:
             keys: what they were stored under.
@@ -184,7 +193,8 @@ class Tier(ABC):
 
     @abstractmethod
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Marks keys as recently used; earlier keys are kept longest. Raises as `has`."""
+        """Counts as a use of each key, also of those that are not there; earlier keys are kept
+        longest. Raises as `has`."""
 
     @abstractmethod
     def forget(self, keys: Sequence[bytes]) -> None:
