@@ -925,7 +925,7 @@ def test_a_closed_tier_with_a_call_that_has_failed() -> None:
 
 def test_a_closed_tier_without_a_deadline() -> None:
     """Ends what it was asked for, also where the call has failed."""
-    with in_memory(blocks=8, spare=2, timeout=float("inf")) as (one, tier):
+    with in_memory(blocks=8, spare=2, timeout=1e9) as (one, tier):
         one.compute(*range(6))
         tier.raises["store"] = RuntimeError("it is broken")
         one.compute(20)
