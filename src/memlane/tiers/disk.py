@@ -143,7 +143,7 @@ class DiskTier(Tier):
     One process opens the files at a time. Any of its threads may call, but with a policy of your
     own a call beside another is refused (`ConcurrentUse`). A block costs two system calls each
     way, on a thread of the tier; a slot costs 85 bytes of memory, with the policy `tuned` 190, and
-    7 MB for all. With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB
+    8 MB for all. With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB
     of the tier's memory, or that of two rows if they are larger.
     """
 
