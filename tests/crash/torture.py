@@ -288,7 +288,7 @@ class Round:
                 peer.resume()
                 os.kill(peer.pid, signal.SIGUSR1)
                 with suppress(AssertionError):
-                    until(lambda file=stacks: file.stat().st_size, "its stacks", 5)
+                    until(lambda file=stacks: "in _run_child" in file.read_text(), "its stacks", 30)
                 text = stacks.read_text()
             except OSError:
                 state, text = "ended", ""

@@ -62,6 +62,8 @@ def test_it_lives_as_long_as_the_engine(tmp_path: Path) -> None:
         assert found is not None, line
         port = int(found[1])
         assert answers(port)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"  # its process has ended, and all is logged
         process.kill()
         assert process.stderr.read() == ""
     until(lambda: not answers(port), "the exporter has ended")

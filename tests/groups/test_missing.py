@@ -79,17 +79,21 @@ def test_several_that_do_not_come(kind: str) -> None:
 @pytest.mark.parametrize("late", [0, 2])
 def test_rank_that_comes_too_late(kind: str, late: int) -> None:
     """It learns at once that the others are gone; when all call again, all is well."""
-    with groups_of(kind, 3) as groups:
-        present = [group for rank, group in enumerate(groups) if rank != late]
-        errors_of(create, present, *SMALL, timeout=SHORT)
-        begun = time.monotonic()
-        (error,) = errors_of(create, [groups[late]], *SMALL, timeout=PATIENCE)
-        assert_in_time(BOUND, begun)
-        assert isinstance(error, RankMissing)
-        assert f"this is rank {late}, which was too late" in str(error)
-        with queues_over(groups, 1) as queues:
-            queues[1].enqueue("together")
-            assert queues[late].dequeue(PATIENCE) == "together"
+
+    def learns_it(seconds: float) -> None:
+        with groups_of(kind, 3) as groups:
+            present = [group for rank, group in enumerate(groups) if rank != late]
+            errors_of(create, present, *SMALL, timeout=seconds)
+            begun = time.monotonic()
+            (error,) = errors_of(create, [groups[late]], *SMALL, timeout=PATIENCE)
+            assert_in_time(BOUND, begun)
+            assert isinstance(error, RankMissing)
+            assert f"this is rank {late}, which was too late" in str(error)
+            with queues_over(groups, 1) as queues:
+                queues[1].enqueue("together")
+                assert queues[late].dequeue(PATIENCE) == "together"
+
+    given_time(learns_it, SHORT)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "torch"])

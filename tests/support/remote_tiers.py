@@ -170,6 +170,6 @@ def tier_in_memory(
     def connect(_: Deadline) -> Transport:
         return made(values)
 
-    settings: dict[str, Any] = {"prefix": b"test:", "namespace": b"", "timeout": 5.0}
+    settings: dict[str, Any] = {"prefix": b"test:", "namespace": b"", "timeout": PATIENCE}
     options = settings | {"connections": 2} | options
     return RemoteTier(rows, connect, connect, **options)

@@ -47,6 +47,9 @@ class Server:
         until(self._listens, f"{self._process.args!r} listens", pause=0.01)
 
     def _listens(self) -> bool:
+        if self._process.poll() is not None:  # another process has taken the port meanwhile
+            self.port = free_port()
+            self._process = self.launch()
         try:
             self.connect().close()
         except OSError:

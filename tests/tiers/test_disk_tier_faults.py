@@ -547,7 +547,9 @@ def on_a_frozen_disk(link: Link, disk: Path) -> None:
         assert link.hear() == "frozen"
         with pytest.raises(SystemFault, match="does not answer"):
             tier.forget([key(7)])
-        loaded = [wait_for(tier, tier.load([key(each)], [0])).ok[0] for each in range(8)]
+        loaded = [
+            wait_for(tier, tier.load([key(each)], [0], timeout=PATIENCE)).ok[0] for each in range(8)
+        ]
         assert loaded.count(False) == 2  # one was forgotten, one has changed
         assert not wait_for(tier, tier.store([key(9)], [0])).ok[0]
         with tier.hold([key(1)]):
