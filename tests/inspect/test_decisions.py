@@ -267,16 +267,3 @@ def thread(*frames: str, is_main: bool = True) -> Thread:
 
 def stack(*frames: str) -> Stack:
     return Stack((thread(*frames),))
-
-
-def test_a_writer_that_waits_while_its_ring_is_free_waits_for_a_remote_reader() -> None:
-    """Not if a reader has made the ring free just now: the writer is about to go on."""
-    writer = who(ENGINE, "waiting", sent=9, ago=30)
-    reader = who(FIRST, "waiting", rank=0, ago=20)
-    found = waits_in([queue("q", writer, reader)], AFTER, NOW, described)
-    (wait,) = (each for each in found if not each.is_in_turn)
-    assert (wait.waiter.pid, wait.awaited, wait.is_for_another_host) == (ENGINE, (), True)
-    assert wait.is_decided
-    assert "another host" in wait.advice
-    quick = who(FIRST, rank=0, ago=0.1)
-    assert not waits_in([queue("q", writer, quick)], AFTER, NOW, described)

@@ -21,7 +21,6 @@ from memlane import (
     TimedOut,
     Unsupported,
     WrongRole,
-    inspect,
 )
 from memlane.broadcast.protocol import message
 from memlane.broadcast.protocol.frames import PIECE, SMALL
@@ -122,24 +121,6 @@ def test_a_full_window() -> None:
         waits.result()
         assert fast.dequeue(PATIENCE) == 10
         assert [slow.dequeue(PATIENCE) for _ in range(9)] == list(range(2, 11))
-
-
-def test_a_full_window_is_seen_from_outside() -> None:
-    """The writer's slot says that it waits, until it does not any more."""
-
-    def seen() -> list[str]:
-        return [wait.reason for wait in inspect.stuck(0.05) if wait.is_for_another_host]
-
-    with remote_queue(1, 1, remote_window=1) as (writer, (local, remote)):
-        writer.enqueue(1)
-        assert local.dequeue(PATIENCE) == 1
-        call = Aside(writer.enqueue, 2)
-        until(seen, "the wait")
-        assert remote.dequeue(PATIENCE) == 1
-        call.result()
-        assert local.dequeue(PATIENCE) == 2
-        assert not seen()
-        assert remote.dequeue(PATIENCE) == 2
 
 
 def test_a_window_of_bytes() -> None:

@@ -23,7 +23,6 @@ Activity = Literal[
 """The activity of a participant in memlane, as its slot says."""
 
 CANNOT_RUN = ("stopped", "traced", "frozen")
-REMOTE_READER = "a reader on another host"  # of which nothing is known here
 VLLM_WORDS = " [No available shared memory broadcast block]"  # users of vLLM search for them
 
 _WORDS: dict[State, str] = {

@@ -18,7 +18,7 @@ from importlib.resources import files
 from socketserver import TCPServer
 from typing import Any
 
-from memlane._base.blame import REMOTE_READER, blocked, listed
+from memlane._base.blame import blocked, listed
 from memlane.cli.ls import as_json
 from memlane.cli.show import json_text, short_name
 from memlane.errors import MemlaneError, system_fault
@@ -92,7 +92,7 @@ class Source:
 
 
 def _stuck(wait: Wait) -> dict[str, Any]:
-    awaited = REMOTE_READER if wait.is_for_another_host else listed(wait.facts)
+    awaited = listed(wait.facts)
     if wait.absent_elsewhere:
         awaited += f" and {wait.absent_elsewhere} readers on other hosts"
     first = headline(wait, short_name(wait.segment))

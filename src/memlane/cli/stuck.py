@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from memlane._base.blame import REMOTE_READER, listed, sentence
+from memlane._base.blame import listed, sentence
 from memlane.cli import show
 from memlane.inspect import Participant, Wait, segments
 from memlane.inspect.decisions import judged, process_of
@@ -171,8 +171,6 @@ class Look:
                 made.append(f"    no stack: {seen.reason}")
             elif seen is not None:
                 made += _threads(seen)
-        if wait.is_for_another_host:
-            made.append(f"  waits for {REMOTE_READER}")
         if wait.absent_elsewhere:
             made.append(f"  waits for {wait.absent_elsewhere} readers on other hosts")
         return [*made, f"  {wait.advice}"]

@@ -22,11 +22,7 @@ from memlane.inspect.segment import Participant, Segment
 from memlane.inspect.stacks import NoStack, Stack
 
 Reason = Literal[
-    "no free chunk",
-    "no space for a large message",
-    "the window of a remote reader is full",
-    "no new message",
-    "not all attached",
+    "no free chunk", "no space for a large message", "no new message", "not all attached"
 ]
 _BEGUN = ("in_block", "copying")  # a writer has begun a message
 _ALIVE = ("running", "stopped", "unknown")
@@ -41,8 +37,7 @@ class Wait:
         waiter: who waits.
         seconds: for how long.
         reason: what for.
-        awaited: for whom; the likeliest cause first. Empty if it is a reader on another host, which
-            has no slot here.
+        awaited: for whom; the likeliest cause first.
         absent_elsewhere: awaited readers on other hosts, which have no slot here.
         advice: what to do, in one sentence.
         facts: what is said of each of the awaited.
@@ -70,11 +65,6 @@ class Wait:
             and self.awaited[0].activity == "waiting"
             and not self.is_deadlock
         )
-
-    @property
-    def is_for_another_host(self) -> bool:
-        """It waits for a reader that has no slot here."""
-        return self.reason == "the window of a remote reader is full"
 
     @property
     def is_start(self) -> bool:
@@ -168,10 +158,6 @@ def _writers(queue: Segment, now: float) -> list[_Found]:
         holding = [reader for reader in readers if reader.behind or reader.views]
         if holding:
             found.append(_Found(queue, writer, waits, "no space for a large message", holding))
-        else:  # the ring is free; a reader that has just made it so, made progress
-            seen = [who.last_progress for who in readers if who.last_progress is not None]
-            waits = min(waits, now - max(seen, default=now))
-            found.append(_Found(queue, writer, waits, "the window of a remote reader is full", []))
     return found
 
 
@@ -324,8 +310,6 @@ def _worded(
         each.is_decided or is_deadlock or cannot_run,
         is_deadlock and not cannot_run,
     )
-    if wait.is_for_another_host:
-        return replace(wait, advice=ELSEWHERE)
     if wait.is_deadlock:
         return replace(wait, advice=_deadlock(wait))
     return wait if wait.is_decided else replace(wait, advice=UNDECIDED)
@@ -338,7 +322,6 @@ def _deadlock(wait: Wait) -> str:
 
 # By stacks ----------------------------------------------------------------------------------------
 
-ELSEWHERE = "A reader on another host is behind: the writer's log names it."
 UNDECIDED = "Undecided: it is one of these, and only their stacks can tell which."
 ALL_INSIDE = "Undecided: all of them are inside a collective or a synchronization."
 _CANNOT_RUN = 1  # the suspicion of those that are dead or stopped

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Literal
 
 from memlane import __version__
-from memlane._base.blame import REMOTE_READER, identity
+from memlane._base.blame import identity
 from memlane._base.naming import names_of
 from memlane._base.tier_counters import TIER_COUNTERS
 from memlane.inspect.looks import Look
@@ -174,8 +174,6 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
             samples.add(REGION_HOLDERS, (segment.name,), len(segment.participants))
     for wait in look.waits:
         awaited = names_of([identity(who) for who in wait.facts])
-        if wait.is_for_another_host:
-            awaited = REMOTE_READER
         end = _end(wait.segment, wait.waiter)
         if wait.is_start:
             samples.add(STARTING, (*end, awaited), wait.seconds)

@@ -160,14 +160,7 @@ class Sending:
             if self._session.has_room(size):
                 return False
         self.waits += 1
-        if self._local is None:
-            self._end.wait_for_room(size, deadline)
-            return True
-        self._local.show_waiting(True, False)  # to observers, who see the ring only
-        try:
-            self._end.wait_for_room(size, deadline)
-        finally:
-            self._local.show_waiting(False, False)
+        self._end.wait_for_room(size, deadline)
         return True
 
     def begin(self) -> None:
