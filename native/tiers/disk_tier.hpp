@@ -291,7 +291,7 @@ private:
                 continue;
             }
             if (job->is_store) evicted_.erase(job->slots[i]);
-            if (fault.kind == Fault::Kind::missing) ++counts_.missed;  // another block's header, or none
+            if (!job->is_store && fault.kind == Fault::Kind::missing) ++counts_.missed;  // another block's header, or none
             judge(*job, i, fault);
             if (is_good && job->is_store && pool_.is_revoked(job->slots[i])) {
                 job->ok[job->at[i]] = false;  // what was forgotten while it was stored is not there, also after a restart

@@ -24,6 +24,8 @@ ALL = [
     "gpu",
     "tiers",
     "tiers.chain",
+    "tiers.loops",
+    "tiers.memory",
     "tiers.redis",
     "tiers.mooncake",
     "tiers.objects",

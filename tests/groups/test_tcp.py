@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import socket
+from threading import Event
 from typing import Any
 
 import pytest
@@ -408,6 +409,8 @@ def test_a_member_that_says_anything() -> None:
         )
         for frame in (b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"):
             store._connection.socket.send(frame)
+        for who in (b"\x93\x00\x01\x02", b"\x92\xa1x\x01"):  # three numbers; a text for a rank
+            store._connection.socket.send(b"\x94\x01\xa4join\xa0" + who)
         for _ in range(2):  # more than an integer of MessagePack
             store._send("add", "k", 2**63)
         store._connection.socket.send_multipart([b"more", b"parts"])
@@ -474,6 +477,37 @@ def test_a_connection_that_comes_back_is_no_death(monkeypatch: pytest.MonkeyPatc
         assert not keeper._lost
         assert groups[0].broadcast_obj("there", 0) == waiting.result() == "there"
         assert board._DEAD not in keeper._values
+
+
+def test_a_connection_that_comes_back_while_its_rank_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says who it is once it looks; until then it is not listed as dead."""
+    monkeypatch.setattr(board, "_RECONNECTION", 0.2)
+    with groups_of("tcp", 2) as groups:
+        keeper, may_end = groups[0]._board, Event()
+
+        def made() -> bytes:
+            assert may_end.wait(PATIENCE)
+            return b"made"
+
+        def write() -> object:
+            with groups[1].collectives(Deadline(PATIENCE)) as call:
+                return call.broadcast(1, made)
+
+        writing = Aside(write)
+        until(lambda: keeper._calls, "rank 1 is in its call")
+        (connection,) = keeper._members.connections.values()
+        keeper._members.descriptors.shut(connection.descriptor)
+        until(lambda: keeper._lost, "the connection is lost")
+        _, first = keeper._lost[1]
+        until(keeper._members.has_unidentified, "there is another one")
+        until(lambda: keeper._lost[1][1] is not first, "its time is over")
+        assert board._DEAD not in keeper._values
+        may_end.set()
+        assert writing.result() == b"made"
+        with groups[0].collectives(Deadline(PATIENCE)) as call:
+            assert call.broadcast(1, lambda: b"") == b"made"
 
 
 def test_calls_without_a_deadline() -> None:

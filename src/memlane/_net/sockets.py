@@ -195,6 +195,11 @@ class Listening(Transport):
             return connection
         return None
 
+    def has_unidentified(self) -> bool:
+        """Whether a peer is connected that has sent nothing yet."""
+        known = {connection.descriptor for connection in self.connections.values()}
+        return any(number not in known | self.listening for number in self.descriptors)
+
     def reap_unidentified(self) -> list[bytes]:
         """Shuts down the oldest connections if too many have not identified themselves; libzmq
         limits the time of a handshake, but not their number. Returns the routes of connections

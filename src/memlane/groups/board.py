@@ -227,7 +227,9 @@ class Board:
     def _list_dead(self) -> None:
         """Lists the ranks that did not connect again as dead, and wakes all that wait."""
         dead = {rank: call for rank, (call, end) in self._lost.items() if end.left() == 0}
-        if dead:
+        if dead and self._members.has_unidentified():  # one of them, perhaps, that computes
+            self._lost |= {rank: (call, Deadline(_RECONNECTION)) for rank, call in dead.items()}
+        elif dead:
             for rank in dead:
                 del self._lost[rank]
             self._values[_DEAD] = _encode(_calls_of(self._values.get(_DEAD)) | dead)
@@ -258,7 +260,7 @@ class Board:
                     self._waiting.pop(key, None)
                 return
             case "join":
-                rank, call = argument
+                rank, call = msgspec.convert(argument, tuple[int, int])
                 self._calls[client] = rank, call
                 self._lost.pop(rank, None)
                 return

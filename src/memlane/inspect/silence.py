@@ -310,7 +310,7 @@ class _Look:
     """
 
     def __init__(self, family: Family, known: Stacks, take: Take) -> None:
-        found = {pid: processes.status(pid) for pid in sorted(family.kin)}
+        found = {pid: processes.status(pid) for pid in sorted(family.kin - {os.getpid()})}
         self._family = family
         self._started = {
             pid: ticks
