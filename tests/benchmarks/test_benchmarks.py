@@ -26,6 +26,7 @@ ALL = [
     "tiers.chain",
     "tiers.loops",
     "tiers.memory",
+    "tiers.replayed",
     "tiers.redis",
     "tiers.mooncake",
     "tiers.objects",
