@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,13 @@ from tests.engines.running import ROOT
 from tests.support import PATIENCE, assert_in_time
 from tests.support.missing import needs
 
-MEMLANE = [sys.executable, "-m", "memlane", "stuck"]
+# With more time for stacks: on a busy machine five seconds may be too short.
+PATIENTLY = f"""from memlane.inspect import stacks
+stacks.stacks_of.__kwdefaults__["timeout"] = {PATIENCE / 2}
+from memlane.__main__ import main
+main()"""
+MEMLANE = [sys.executable, "-c", PATIENTLY, "stuck"]
+Found = list[dict[str, Any]]
 
 
 @contextmanager
@@ -88,9 +94,11 @@ def real_vllm(name: str) -> Iterator[list[int]]:
         yield pids
 
 
-def look(core: int, code: int, key: str = "stuck") -> tuple[list[dict[str, Any]], float, float]:
+def look(
+    core: int, code: int, key: str = "stuck", *, holds: Callable[[Found], bool] = lambda _: True
+) -> tuple[Found, float, float]:
     """What it has found, when it was asked, and when it had answered. The engine needs a moment to
-    get there."""
+    get there, and to make the calls that a stack is to show."""
     until = time.monotonic() + PATIENCE
     while True:
         start = time.monotonic()
@@ -102,9 +110,14 @@ def look(core: int, code: int, key: str = "stuck") -> tuple[list[dict[str, Any]]
         )
         end = time.monotonic()
         assert not done.stderr
-        if done.returncode == code or start > until:
+        found = json.loads(done.stdout)[key]
+        if (done.returncode == code and holds(found)) or start > until:
             assert done.returncode == code, done
-            return json.loads(done.stdout)[key], start, end
+            return found, start, end
+
+
+def has_frame(who: dict[str, Any], name: str) -> bool:
+    return any(frame.startswith(name) for frame in who["frames"] or ())
 
 
 def can_trace(pid: int) -> bool:
@@ -113,7 +126,11 @@ def can_trace(pid: int) -> bool:
 
 def full_ring(name: str, core: int, second: int) -> None:
     """The second worker has not read."""
-    (wait,), *_ = look(core, 1)
+    innermost = {"stopped": "worker_busy_loop", "computing": "forward"}.get(name, "")
+    is_traced = name != "killed" and can_trace(second)
+    (wait,), *_ = look(
+        core, 1, holds=lambda found: not is_traced or has_frame(found[0]["awaited"][0], innermost)
+    )
     (who,) = wait["awaited"]
     assert (wait["reason"], wait["waiter"]["pid"]) == ("no free chunk", core)
     if name == "killed":
@@ -121,16 +138,16 @@ def full_ring(name: str, core: int, second: int) -> None:
         return
     state = {"stopped": "stopped", "computing": "running"}[name]
     assert (who["reader"], who["pid"], who["state"]) == (1, second, state)
-    if can_trace(second):
-        innermost = {"stopped": "worker_busy_loop", "computing": "forward"}[name]
-        assert any(frame.startswith(innermost) for frame in who["frames"]), who
+    assert not is_traced or has_frame(who, innermost), who
 
 
 def no_answer(name: str, core: int, second: int) -> None:
     """The flags of a hung worker's engine look like those of an idle one."""
     if not can_trace(core):
         return
-    (wait,), *_ = look(core, 1)
+    (wait,), *_ = look(
+        core, 1, holds=lambda found: name != "hung" or has_frame(found[0]["awaited"][0], "hang ")
+    )
     (who,) = wait["awaited"]
     assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
     assert (who["reader"], who["pid"]) == (1, second)
@@ -148,12 +165,18 @@ def nothing_moves(name: str, core: int, second: int) -> None:
     """The core hangs where no ring shows it; its workers wait for the next step."""
     if not can_trace(core):
         return
-    (engine,), *_ = look(core, 3, "silent")
-    first, *rest = engine["processes"]
-    assert (first["pid"], first["at_rest"]) == (core, False)
-    assert second in [who["pid"] for who in rest if who["at_rest"]]
     hung = {"scheduling": "hang", "sending": "hang_beside"}[name]
-    assert any(thread["frames"][0].startswith(f"{hung} ") for thread in first["stack"])
+
+    def holds(found: Found) -> bool:
+        first, *rest = found[0]["processes"]
+        return (
+            (first["pid"], first["at_rest"]) == (core, False)
+            and second in [who["pid"] for who in rest if who["at_rest"]]
+            and any(thread["frames"][0].startswith(f"{hung} ") for thread in first["stack"] or ())
+        )
+
+    found, *_ = look(core, 3, "silent", holds=holds)
+    assert holds(found), found
 
 
 CASES = {

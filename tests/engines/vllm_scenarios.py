@@ -105,9 +105,9 @@ def remote_places() -> None:
     with pytest.raises(RankTaken, match="reader 2 cannot attach"):
         Named.create_from_handle(handle, -1)
     for end in (writer, local, *remote):
-        end.wait_until_ready(10)
+        end.wait_until_ready(PATIENCE)
     writer.enqueue("to all")
-    assert [end.dequeue(10) for end in (local, *remote)] == ["to all"] * 3
+    assert [end.dequeue(PATIENCE) for end in (local, *remote)] == ["to all"] * 3
     only_local = Named(1, 1)
     with pytest.raises(InvalidArgument, match="no remote readers"):
         Named.create_from_handle(only_local.export_handle(), -1)

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from multiprocessing import util
 from typing import Any
@@ -52,13 +51,19 @@ class Server:
         with open(read, encoding="utf-8", errors="replace") as output:
             _send(self._socket, [list(arguments), env], write)
             os.close(write)
-            pid = json.loads(self._socket.recv(_MOST_BYTES))
-            self._socket.settimeout(timeout)
+            pid = self._hear(None)
             try:
-                return json.loads(self._socket.recv(_MOST_BYTES)), output.read()
-            finally:
-                with suppress(ProcessLookupError):  # what it has left behind, or all if it hangs
-                    os.killpg(pid, signal.SIGKILL)
+                status = self._hear(timeout)
+            except TimeoutError:
+                os.killpg(pid, signal.SIGKILL)
+                self._hear(None)  # the status of what was killed
+                raise
+            return status, output.read()  # once those that it has started have ended, too
+
+    def _hear(self, timeout: float | None) -> int:
+        self._socket.settimeout(timeout)
+        number: int = json.loads(self._socket.recv(_MOST_BYTES))
+        return number
 
 
 def server() -> Server:

@@ -18,11 +18,16 @@ import pytest
 
 from memlane import Gather, Handle, MessageQueue, TimedOut, inspect
 from memlane._base import processes
-from tests.support import PATIENCE, Link, Peer, dismiss, start, until
+from tests.support import PATIENCE, Link, Peer, dismiss, start, until, until_asleep
 from tests.support.queues import fill, segments, start_reader, start_writer, sweep
 
 AFTER = "0.3"
 SIZES: dict[str, Any] = {"max_chunk_bytes": 4096, "max_chunks": 4}
+# The command, with more time for stacks: on a busy machine five seconds may be too short.
+MEMLANE = f"""from memlane.inspect import stacks
+stacks.stacks_of.__kwdefaults__["timeout"] = {PATIENCE / 2}
+from memlane.__main__ import main
+main()"""
 
 
 @pytest.fixture(autouse=True)
@@ -36,20 +41,21 @@ def _nothing_is_left() -> Iterator[None]:
 
 def stuck(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "memlane", "stuck", "--after", AFTER, *arguments],
+        [sys.executable, "-c", MEMLANE, "stuck", "--after", AFTER, *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
 
 
-def until_code(code: int, *arguments: str) -> str:
-    """What `memlane stuck` prints once it ends with that code."""
+def until_code(code: int, *arguments: str, shows: str = "") -> str:
+    """What `memlane stuck` prints once it ends with that code, and prints `shows`: a look may come
+    before a process has entered the call that it says it makes."""
     done: list[subprocess.CompletedProcess[str]] = []
 
     def is_seen() -> bool:
         done.append(stuck(*arguments))
-        return done[-1].returncode == code
+        return done[-1].returncode == code and shows in done[-1].stdout
 
     try:
         until(is_seen, "the exit code", pause=0.1)
@@ -93,6 +99,7 @@ def work(link: Link, steps: Handle, rank: int, answers: Any, what: Callable[[], 
         link.tell("attached")
     done.enqueue(todo.dequeue())
     todo.dequeue()
+    link.tell("taken")
     what()
     done.enqueue("late")
     todo.dequeue()
@@ -144,6 +151,7 @@ def engine(
     workers = [start(work, steps, rank, answers[rank], doing[rank]) for rank in range(2)]
     scheduler.tell([worker.hear() for worker in workers])
     assert [scheduler.hear(), scheduler.hear()] == [0, 1]
+    assert [worker.hear() for worker in workers] == ["taken", "taken"]
     return scheduler, workers
 
 
@@ -159,7 +167,7 @@ KINDS = ["linked pairs", "pairs", "linked gather", "gather"]
 def test_the_worker_that_does_not_answer_is_named(kind: str, timeout: float | None) -> None:
     """Also if the scheduler asks again and again."""
     scheduler, (first, second) = engine(kind, nothing, hang, timeout=timeout)
-    text = until_code(1)
+    text = until_code(1, shows="hang (")
     assert f"(pid {scheduler.pid} " in text.splitlines()[0]
     assert f"waits for the writer (pid {second.pid} " in text
     assert "hang (" in text
@@ -203,39 +211,47 @@ def test_a_stopped_worker_is_named(kind: str) -> None:
 def test_an_idle_engine_is_not_stuck(kind: str) -> None:
     scheduler, _ = engine(kind, nothing, nothing)
     assert scheduler.hear() == "idle"
+    scheduler.until_asleep()
     until_waiting(2)
-    assert stuck().returncode == 0
-    assert stuck("--no-stacks").returncode == 0
+    until_code(0)
+    until_code(0, "--no-stacks")
 
 
 @pytest.mark.parametrize("kind", ["linked pairs", "gather"])
 def test_a_scheduler_that_hangs_elsewhere_is_shown(kind: str) -> None:
     """Nobody waits for it in a queue: an idle engine looks the same, but for its stack."""
     scheduler, workers = engine(f"{kind} elsewhere", nothing, nothing)
-    text = until_code(3)
+    assert scheduler.hear() == "idle"
+    until_waiting(2)
+    text = until_code(3, shows="    hang (")
     assert "no queue of these processes has moved for " in text
     first, *rest = (line for line in text.splitlines() if line.startswith("  pid "))
     assert first.startswith(f"  pid {scheduler.pid} ")
     assert "    hang (" in text
     assert all(any(f" {worker.pid} " in line for line in rest) for worker in workers)
-    text = until_code(3, "--no-stacks")
-    assert f"  pid {scheduler.pid} " in text
-    assert text.count(": at rest") == 2
+    until(lambda: until_code(3, "--no-stacks").count(": at rest") == 2, "the workers are at rest")
+    assert f"  pid {scheduler.pid} " in until_code(3, "--no-stacks")
     assert f"pid {scheduler.pid} " in until_code(3, str(scheduler.pid))
 
 
 def test_a_thread_that_hangs_is_shown() -> None:
     """The main thread waits for work, as in an engine whose outputs are stuck."""
     scheduler, _ = engine("linked pairs thread", nothing, nothing)
-    text = until_code(3)
+    assert scheduler.hear() == "idle"
+    scheduler.until_asleep()
+    until_waiting(2)
+    text = until_code(3, shows="    wait_for_a_lock (")
     assert f"  pid {scheduler.pid} " in text
     assert re.search(r"thread Thread-\d+ \(wait_for_a_lock\):", text), text
     assert "    wait_for_a_lock (" in text
-    answer = json.loads(until_code(3, "--json"))
-    assert answer["stuck"] == []
-    (silence,) = answer["silent"]
-    assert silence["processes"][0]["pid"] == scheduler.pid
-    assert [who["at_rest"] for who in silence["processes"]] == [False, True, True]
+
+    def at_rest() -> list[tuple[bool, bool]]:
+        answer = json.loads(until_code(3, "--json"))
+        assert answer["stuck"] == []
+        (silence,) = answer["silent"]
+        return [(who["pid"] == scheduler.pid, who["at_rest"]) for who in silence["processes"]]
+
+    until(lambda: at_rest() == [(True, False), (False, True), (False, True)], "their stacks")
 
 
 # Engines without queues ---------------------------------------------------------------------------
@@ -265,12 +281,14 @@ def titled(program: str) -> "Iterator[subprocess.Popen[bytes]]":
 
 def test_an_engine_without_queues_that_hangs_is_shown() -> None:
     with titled(LOCKED) as hung, titled(IDLE) as idle:
-        text = until_code(3)
+        until_asleep(hung.pid)
+        until_asleep(idle.pid)
+        text = until_code(3, shows="    <module> (<string>:5)")
         assert text.startswith("no stack of these processes has moved for 0.3 s")
         assert f"  pid {hung.pid} VLLM::EngineCore (" in text
         assert "    <module> (<string>:5)" in text
         assert f"pid {idle.pid} " not in text
-        assert stuck(str(idle.pid)).returncode == 0
+        until_code(0, str(idle.pid))
         assert f"pid {hung.pid} " in until_code(3, str(hung.pid), "--no-stacks")
 
 
@@ -294,7 +312,7 @@ def test_a_server_that_hangs_above_an_idle_engine_is_shown() -> None:
                 pid for pid, parent in processes.parents().items() if parent == process.pid
             ]
             try:
-                text = until_code(code)
+                text = until_code(code, shows="EngineCore: at rest" if code else "")
                 assert (f"  pid {process.pid} " in text) == (code == 3)
                 assert (f"  pid {engine} VLLM::EngineCore: at rest" in text) == (code == 3)
             finally:
@@ -373,7 +391,7 @@ def test_a_writer_that_does_not_end_its_message_is_named(in_block: bool) -> None
     reader = start(read_all, writer.hear(), 0)
     reader.hear()
     writer.tell()
-    text = until_code(1)
+    text = until_code(1, shows="wait_for_a_lock (")
     assert f"(pid {reader.pid} " in text.splitlines()[0]
     assert f"waits for the writer (pid {writer.pid} " in text
     assert "    hang (" in text
@@ -404,9 +422,8 @@ def test_two_that_wait_for_each_other_are_a_deadlock() -> None:
         each.hear()
     for each in (one, two):
         each.tell()
-    text = until_code(1)
-    assert "wait for each other: a deadlock" in text
-    assert text.count("swap (") >= 2
+    until_code(1, shows="wait for each other: a deadlock")
+    until(lambda: until_code(1).count("swap (") >= 2, "both stacks")
 
 
 def test_a_start_is_no_stall() -> None:
