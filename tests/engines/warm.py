@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from multiprocessing import util
 from typing import Any
@@ -40,7 +41,7 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends it, unless it is at work."""
+        """Ends it."""
         self._socket.close()
         self._process.communicate()
 
@@ -54,8 +55,9 @@ class Server:
             pid = self._hear(None)
             try:
                 status = self._hear(timeout)
-            except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
+            except BaseException:  # it hangs, or the test is interrupted
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
                 self._hear(None)  # the status of what was killed
                 raise
             return status, output.read()  # once those that it has started have ended, too
