@@ -24,7 +24,7 @@ inline std::pair<Block, BlockLists::List> oldest_of(BlockLists& lists, BlockList
 }
 
 // The least recently used block goes.
-class Lru final : public Policy {
+class Lru : public Policy {
 public:
     explicit Lru(std::uint32_t blocks) : lists_(blocks, 1) {}
 
@@ -39,6 +39,9 @@ public:
     void remove(Block block) override { lists_.remove(block); }
     void unpinned(Block block) override { lists_.unpinned(block); }
     void clear() override { lists_.clear(); }
+
+protected:
+    std::uint32_t size() const noexcept { return lists_.size(0); }
 
 private:
     BlockLists lists_;
@@ -274,28 +277,17 @@ private:
 };
 
 // LRU, but most of what is new is declined.
-class Rare final : public Policy {
+class Rare final : public Lru {
 public:
-    explicit Rare(std::uint32_t blocks) : blocks_(blocks), lists_(blocks, 1) {}
+    explicit Rare(std::uint32_t blocks) : Lru(blocks), blocks_(blocks) {}
 
-    void touch(Block block) override { lists_.move(0, block); }
     Admission admit(Key) override {
-        return admission_.admits(lists_.size(0) == blocks_) ? Admission::kNew : Admission::kDeclined;
+        return admission_.admits(size() == blocks_) ? Admission::kNew : Admission::kDeclined;
     }
-    Block victim(Admission, Pins pins) override {
-        const Block block = lists_.oldest(0, pins);
-        if (block != kNoBlock) lists_.remove(block);
-        return block;
-    }
-    void insert(Key, Block block, Admission) override { lists_.push(0, block); }
-    void remove(Block block) override { lists_.remove(block); }
-    void unpinned(Block block) override { lists_.unpinned(block); }
-    void clear() override { lists_.clear(); }
 
 private:
     std::uint32_t blocks_;
     RareAdmission admission_;
-    BlockLists lists_;
 };
 
 // "lru", "arc" or "s3fifo".

@@ -95,7 +95,7 @@ def role_name(role: str, rank: int | None) -> str:
 
 
 def identity(who: Facts) -> str:
-    """What stays of the sentence while the wait lasts: `reader 2 (pid 9 serve.py, stopped)`."""
+    """The part that stays while the wait lasts: `reader 2 (pid 9 serve.py, stopped)`."""
     return _sentence(who, _state(who), [])
 
 
@@ -113,7 +113,7 @@ def _sentence(who: Facts, state: str, moving: list[str]) -> str:
 
 
 def doing(who: Facts) -> str:
-    """What its process does, or else its state, in words."""
+    """The activity of its process, or else its state, in words."""
     return who.doing if who.doing and not who.waits else _state(who)
 
 
@@ -142,7 +142,7 @@ def listed(awaited: Iterable[Facts]) -> str:
 def headline(
     who: str, pid: int | None, title: str, waited: float, reason: str, where: str = ""
 ) -> str:
-    """Who waits, for how long, and what for; `where` is ` of` a segment."""
+    """Names who waits, for how long, and for what; `where` is ` of` a segment."""
     return f"{who} (pid {f'{pid} {title}'.rstrip()}){where} blocked for {waited:.1f} s: {reason}"
 
 
@@ -153,7 +153,7 @@ def blocked(head: str, awaited: object) -> str:
 
 
 def advice(awaited: Iterable[Facts]) -> str:
-    """What to do about a wait for them, in one sentence about the likeliest cause."""
+    """Advice about a wait for them, in one sentence about the likeliest cause."""
     who = next(iter(in_order(awaited)), None)
     if who is None:
         return "Look at the hosts of the readers that have not attached."

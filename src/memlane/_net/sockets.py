@@ -197,8 +197,13 @@ class Listening(Transport):
 
     def has_unidentified(self) -> bool:
         """Whether a peer is connected that has sent nothing yet."""
+        return bool(self._unidentified())
+
+    def _unidentified(self) -> list[int]:
+        """Returns the descriptors of such connections, the oldest first."""
         known = {connection.descriptor for connection in self.connections.values()}
-        return any(number not in known | self.listening for number in self.descriptors)
+        known |= self.listening
+        return [number for number in self.descriptors if number not in known]
 
     def reap_unidentified(self) -> list[bytes]:
         """Shuts down the oldest connections if too many have not identified themselves; libzmq
@@ -207,10 +212,7 @@ class Listening(Transport):
         for _ in self.events():
             pass
         if len(self.descriptors) > self._most:
-            known = {connection.descriptor for connection in self.connections.values()}
-            known |= self.listening
-            strange = [number for number in self.descriptors if number not in known]
-            for number in strange[: -self._most]:
+            for number in self._unidentified()[: -self._most]:
                 self.descriptors.shut(number)
         lost = [route for route, known in self.connections.items() if not known.is_open]
         for route in lost:

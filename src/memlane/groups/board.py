@@ -227,7 +227,9 @@ class Board:
     def _list_dead(self) -> None:
         """Lists the ranks that did not connect again as dead, and wakes all that wait."""
         dead = {rank: call for rank, (call, end) in self._lost.items() if end.left() == 0}
-        if dead and self._members.has_unidentified():  # one of them, perhaps, that computes
+        # A connection that has said nothing may be of one of them that computes; a stranger's is
+        # ended by libzmq after the time for a handshake.
+        if dead and self._members.has_unidentified():
             self._lost |= {rank: (call, Deadline(_RECONNECTION)) for rank, call in dead.items()}
         elif dead:
             for rank in dead:
