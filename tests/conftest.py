@@ -31,6 +31,7 @@ from tests.support import (
     network_refusal,
     reap,
     start_control,
+    start_fork_server,
     surplus,
 )
 from tests.support.punctual import Control, stacks
@@ -66,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     first.start()
     first.join()
     config.stash[_control] = start_control()
+    start_fork_server()
 
 
 def pytest_collection_finish() -> None:

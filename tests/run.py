@@ -36,6 +36,8 @@ NATIVE = "native"
 OTHERS = ("fresh", "gpu")  # folders with targets of their own
 BATCH = 30.0
 """Seconds that the files of a group take together; one that takes longer is alone."""
+NO_PLUGINS = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Looking for plugins among the installed packages takes longer than pytest's own start."""
 SILENT = 2000.0
 """Seconds without output after which a group hangs: a test's deadline is 600, in C++ 1800."""
 USUAL = 4.0
@@ -127,6 +129,7 @@ class Group:
             subprocess.Popen(
                 [str(ROOT / "tests/own_shm.sh"), *self.command],
                 cwd=ROOT,
+                env=NO_PLUGINS,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

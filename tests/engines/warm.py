@@ -7,7 +7,6 @@ happened there: `multiprocessing` gets it in place of a new interpreter.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import signal
 import socket
@@ -17,11 +16,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from multiprocessing import util
-from typing import Any
 
+from tests.support.fork_server import become, receive, send
 from tests.support.leaks import LASTING
 
-_MOST_BYTES = 1 << 20
 _server: Server | None = None
 
 
@@ -50,7 +48,7 @@ class Server:
         started wrote to both streams. Kills all of them after `timeout` seconds."""
         read, write = os.pipe()
         with open(read, encoding="utf-8", errors="replace") as output:
-            _send(self._socket, [list(arguments), env], write)
+            send(self._socket, [list(arguments), env], write)
             os.close(write)
             pid = self._hear(None)
             try:
@@ -64,7 +62,7 @@ class Server:
 
     def _hear(self, timeout: float | None) -> int:
         self._socket.settimeout(timeout)
-        number: int = json.loads(self._socket.recv(_MOST_BYTES))
+        number: int = receive(self._socket)[0]
         return number
 
 
@@ -76,26 +74,10 @@ def server() -> Server:
     return _server
 
 
-def _send(there: socket.socket, value: Any, *descriptors: int) -> None:
-    socket.send_fds(there, [json.dumps(value).encode()], descriptors)
-
-
-def _receive(there: socket.socket, most: int) -> tuple[Any, list[int]]:
-    text, descriptors, _, _ = socket.recv_fds(there, _MOST_BYTES, most)
-    if not text:
-        raise SystemExit  # the other side has ended
-    return json.loads(text), descriptors
-
-
-def _become(environment: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-
-
 def serve(tests: socket.socket) -> list[str]:
     """Forks a process for each scenario; returns the arguments, there."""
     while True:
-        (arguments, environment), (output,) = _receive(tests, 1)
+        (arguments, environment), (output,) = receive(tests, 1)
         pid = os.fork()
         if pid == 0:
             os.setsid()
@@ -103,11 +85,11 @@ def serve(tests: socket.socket) -> list[str]:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            _become(environment)
+            become(environment)
             return list(arguments)
         os.close(output)
-        _send(tests, pid)
-        _send(tests, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        send(tests, pid)
+        send(tests, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def keep_fork_server() -> None:
@@ -116,7 +98,7 @@ def keep_fork_server() -> None:
     pid = os.fork()
     if pid == 0:
         here.close()
-        (command, numbers, environment), descriptors = _receive(there, 16)
+        (command, numbers, environment), descriptors = receive(there, 16)
         there.close()
         free = 1 + max((*descriptors, *numbers))  # where none is in another's way
         spares = [fcntl(each, F_DUPFD_CLOEXEC, free) for each in descriptors]
@@ -125,7 +107,7 @@ def keep_fork_server() -> None:
         for spare, number in zip(spares, numbers, strict=True):
             os.dup2(spare, number, inheritable=False)
             os.close(spare)
-        _become(environment)
+        become(environment)
         exec(command, {})
         raise SystemExit
     there.close()
@@ -135,7 +117,7 @@ def keep_fork_server() -> None:
         if "multiprocessing.forkserver" not in arguments[-1]:
             return new_interpreter(path, arguments, descriptors)
         numbers = [int(each) for each in descriptors]
-        _send(here, [arguments[-1], numbers, dict(os.environ)], *numbers)
+        send(here, [arguments[-1], numbers, dict(os.environ)], *numbers)
         here.close()
         util.spawnv_passfds = new_interpreter
         return pid

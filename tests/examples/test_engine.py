@@ -70,8 +70,11 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
     )  # one each of store and region
 
 
-@pytest.mark.parametrize("more", [[], ["--no-offload"], ["--images", "0"]], ids=str)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("workers", "more"),
+    [(1, []), (2, []), (4, []), (2, ["--no-offload"]), (2, ["--images", "0"])],
+    ids=str,
+)
 def test_killed_worker_is_replaced(workers: int, more: list[str], prompts_file: str) -> None:
     """The others keep their processes, and all tokens are those of the undisturbed run."""
     finished = run(

@@ -370,7 +370,7 @@ def summary(output: str) -> tuple[int, int, float, float]:
 @pytest.mark.parametrize("more", [[], ["--region-blocks", "40"], ["--kill-worker", "--restart"]])
 def test_the_demo_pages_through_a_disk(more: list[str]) -> None:
     """Its files are gone at once, and the tokens are those of a single process."""
-    finished = run("--tokens", "32", *more)
+    finished = run("--tokens", "16", *more)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert complaints(finished.stderr) == []
     returned, prefix, out, back = summary(finished.stdout)

@@ -20,6 +20,7 @@ from tests.support.failing_calls import (
     nothing_fails,
     preloading,
 )
+from tests.support.fresh import start_fork_server
 from tests.support.leaks import Holdings, children_of, holdings, surplus
 from tests.support.link import Link, Silence
 from tests.support.no_files import NO_FILES
@@ -96,6 +97,7 @@ __all__ = [
     "serve",
     "start",
     "start_control",
+    "start_fork_server",
     "surplus",
     "unshare_refusal",
     "until",

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.fresh import this_fork_server
 from tests.support.leaks import children_of
 from tests.support.link import Link
 from tests.support.waiting import PATIENCE, cpu_seconds, sleeps, until_asleep
 
 METHODS = ("fork", "spawn")
+FRESH = (sys.executable,)
 _ROOT = Path(__file__).parents[2]
 _ENTER = (
     "import sys; sys.path[:0] = sys.argv[2:]; "
@@ -36,7 +38,8 @@ class Peer:
     ) -> None:
         self._link, theirs = Link.pair()
         self._status: int | None = None
-        self.pid = os.fork()
+        server = this_fork_server() if method == "spawn" and command == FRESH else None
+        self.pid = os.fork() if server is None else server.fork(theirs.descriptor())
         if self.pid == 0:
             _run_child(theirs, role, args, method, command)
         theirs.close()
@@ -126,7 +129,7 @@ def start(
     role: Callable[..., Any],
     *args: Any,
     method: str = "fork",
-    command: Sequence[str] = (sys.executable,),
+    command: Sequence[str] = FRESH,
 ) -> Peer:
     """Start ``role(link, *args)`` in a process of its own.
 
@@ -195,9 +198,14 @@ def play(link: Link, role: Callable[..., Any], args: tuple[Any, ...]) -> int:
 
 def main() -> int:
     """In a fresh interpreter: take role and arguments from the inherited link, and play."""
-    die_with_parent()
-    link = Link.from_descriptor(int(sys.argv[1]))
+    return play_from(int(sys.argv[1]))
+
+
+def play_from(descriptor: int) -> int:
+    """Take role and arguments from that link, and play."""
+    link = Link.from_descriptor(descriptor)
     role, args = link.hear()
+    die_with_parent()
     return play(link, role, args)
 
 
