@@ -22,6 +22,7 @@ from memlane.offload import _start
 from memlane.offload._holding import Holding
 from tests.examples.demo import terminal, without_codes
 from tests.support import PATIENCE, Link, start, until
+from tests.support.missing import package
 from tests.support.queues import (
     fill,
     name_in,
@@ -314,7 +315,7 @@ def hold_region(link: Link, instance: str, is_in_folder: bool) -> None:
 @pytest.mark.parametrize("is_in_folder", [False, True])
 def test_clean_knows_regions(is_in_folder: bool) -> None:
     """Of a killed engine: all that it takes is shown, and removed; a living one's stays."""
-    pytest.importorskip("torch")
+    package("torch")
     instance = new_id()
     holder = start(hold_region, instance, is_in_folder)
     holder.hear()
