@@ -64,7 +64,7 @@ class ConcurrentUse(MemlaneError, RuntimeError):
 
 
 class RankTaken(MemlaneError, ValueError):
-    """That rank is or was attached, or no places are left."""
+    """The rank is or was attached, or no places are left."""
 
 
 class OutsideCell(MemlaneError, ValueError, AssertionError):

@@ -59,8 +59,8 @@ def is_readable(pid: int) -> bool:
 
 
 def status(pid: int) -> tuple[State, int | None]:
-    """Its state, `unknown` if /proc may not be read; and when it was started, in clock ticks since
-    boot, or None."""
+    """The process's state, `unknown` if /proc may not be read; and when it was started, in clock
+    ticks since boot, or None."""
     try:
         stat = _read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):

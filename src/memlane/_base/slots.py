@@ -89,7 +89,7 @@ def slots_in(data: bytes) -> list[Slot]:
 
 
 def own_pid_namespace() -> int:
-    """Its inode; 0 without /proc."""
+    """The inode of this process's pid namespace; 0 without /proc."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

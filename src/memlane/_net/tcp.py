@@ -94,7 +94,7 @@ class Spare:
 
     @contextmanager
     def of(self, descriptor: int, inode: int) -> Iterator[socket.socket]:
-        """That socket, for the block. OSError if libzmq has closed it."""
+        """Opens the socket for the block. OSError if libzmq has closed it."""
         number = self._socket.fileno()
         try:
             os.dup2(descriptor, number, inheritable=False)

@@ -37,8 +37,8 @@ class AwaitableEnd(Protocol):
     def check(self) -> None: ...
 
     def signal(self) -> Watching:
-        """Its descriptor is readable once a call should be attempted, and for ever once this end is
-        closed. An attempt, or `is_readable`, makes it quiet."""
+        """A signal whose descriptor is readable once a call should be attempted, and for ever once
+        this end is closed. An attempt, or `is_readable`, makes it quiet."""
 
     def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
         """Somebody waits for this end, though in no call of it; `is_first`: since the coroutine's
@@ -57,8 +57,8 @@ class ReceivingEnd(AwaitableEnd, Protocol):
     @property
     def receive(self) -> Callable[[float | None, threading.Event | None, bool], Any]: ...
     def watch(self) -> Watching:
-        """Its descriptor is readable while a call would not wait, and for ever once this end is
-        closed."""
+        """A watch whose descriptor is readable while a call would not wait, and for ever once this
+        end is closed."""
 
 
 class ShownWatch:

@@ -463,7 +463,7 @@ def _has_own_pids() -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the kernel, and the packages that are installed; imports none of them."""
+    """The versions of Python, the kernel, and the installed packages; imports none of them."""
     found = {
         "python": platform.python_version(),
         "kernel": platform.release(),

@@ -27,7 +27,7 @@ class Rates:
         time.sleep(max(0.0, self._looked + seconds - time.monotonic()))
 
     def of(self, seen: list[Segment], now: float) -> dict[str, float]:
-        """Those of queues that were seen before, by name; objects put, of stores."""
+        """Messages a second by queue, objects put a second by store, for those seen before."""
         found = {}
         self._looked = now
         for segment in seen:

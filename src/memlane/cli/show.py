@@ -159,7 +159,7 @@ def holders(segment: Segment) -> str:
 
 
 def size(segment: Segment) -> str:
-    """Of the file; of a tier how much fits, bytes or, of a pool, blocks."""
+    """The file's size; for a tier the bytes that fit, for a pool the blocks."""
     if segment.kind == "tier":
         return _blocks(segment, segment.geometry["blocks"])
     return nbytes(segment.size)

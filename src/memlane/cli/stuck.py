@@ -49,7 +49,7 @@ class Asked:
     is_native: bool = False
 
     def stacks(self, started: Mapping[int, int]) -> Stacks:
-        """Of processes, from the ticks of their starts."""
+        """The stacks of processes, given with the ticks of their starts."""
         if self.dump == "none":
             return dict.fromkeys(started, NoStack("--dump none was asked for"))
         return stacks_of(started, native=self.is_native)

@@ -54,7 +54,7 @@ class Track:
         self._what, self._began, self._position = what, at, position
 
     def end(self, at: float, position: int) -> None:
-        """Of the span that is open."""
+        """The end of the open span."""
         if self._what is not None:
             self.events.append(
                 {

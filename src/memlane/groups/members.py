@@ -1,4 +1,4 @@
-"""Which processes the ranks of a group are, told through its store; who of them has died here.
+"""The processes of a group's ranks, exchanged through its store, and the deaths among them.
 
 A store keeps no connection between calls, so each rank leaves its process there as it joins a call.
 Ranks on its host look whether that process lives, and tell the others as they leave the call. Of a
@@ -60,7 +60,7 @@ class Members:
             store.set(_key(rank), msgspec.msgpack.encode(self._own))
 
     def dead(self, missing: Callable[[], Sequence[int]]) -> dict[int, str]:
-        """Those `missing` that have died, by rank, each with what shows it: the pid of a process on
+        """The `missing` ranks that have died, each with what shows it: the pid of a process on
         this host that has ended, or the connection that the store has lost."""
         here = self._ended_here()
         lost = self._store.dead()

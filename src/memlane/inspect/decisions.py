@@ -1,4 +1,4 @@
-"""Who waits for whom, decided over what was read of all segments. Pure: no file and no clock.
+"""Decides who waits for whom, from what was read of all segments. Pure: no file and no clock.
 
 Three kinds of wait are findings:
 
@@ -80,7 +80,7 @@ class Process(NamedTuple):
 
 
 def process_of(who: Participant) -> Process | None:
-    """Its process, if it lives and is of this pid namespace."""
+    """The slot's process, if it lives and is of this pid namespace."""
     if who.state not in ("running", "stopped") or who.pid is None or who.start_ticks is None:
         return None
     return Process(who.pid, who.start_ticks)
@@ -209,8 +209,8 @@ class _Crowd:
     def request(
         self, answers: Segment, reader: Participant
     ) -> tuple[list[Participant], float, bool] | None:
-        """Who owes the answer for which a reader waits, since when, and whether that is certain;
-        None if nothing was asked.
+        """The process that owes a waiting reader its answer, since when, and whether that is
+        certain; None if nothing was asked.
 
         The writer itself comes first; beside it those others that have the same request and do not
         wait for the next one: it may be one of them for which it waits.
@@ -266,7 +266,7 @@ class _Crowd:
 
 
 def _asks_first(work: Segment, asker: Process, writer: Participant, answerer: Process) -> bool:
-    """Of two queues that say nothing of each other, whether this one has the requests: its writer
+    """Whether, of two queues that name no other, this one has the requests: its writer
     started the other process, or at least earlier, and it has sent more than it got back."""
     is_older = (asker.start_ticks, asker.pid) < (answerer.start_ticks, answerer.pid)
     return is_older and work.participants[0].position > writer.position

@@ -237,7 +237,7 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
 
 
 def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:
-    """Of each reader of a queue: nanoseconds in total, then how many messages took less than 1 us,
+    """For each reader of a queue: nanoseconds in total, then how many messages took less than 1 us,
     2 us, 4 us, ... and longer than any. Empty of other segments."""
     if DELIVERY_TIMES not in header.sections:
         return []

@@ -1,4 +1,4 @@
-"""Which segments there are, who holds them, and what they say."""
+"""Finds segments, who holds them, and what they say."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def leftovers() -> list[Segment]:
 
 
 def named_files() -> dict[int, Found]:
-    """Those of `files` that have a name, by inode; not who holds them."""
+    """The `files` that have a name, by inode, without their holders."""
     found: dict[int, Found] = {}
     for name in _named():
         path = f"{FOLDER}/{name}"
@@ -302,7 +302,7 @@ def _is_ours(file: os.stat_result) -> bool:
 
 
 def _is_empty_folder(name: str) -> bool:
-    """Of a region that is not in it yet, or no more."""
+    """Whether it is the folder of a region without files: not created yet, or removed."""
     facts = os.lstat(f"{FOLDER}/{name}")
     is_folder = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
     return is_folder and name.startswith(_REGION_PREFIX)
@@ -416,8 +416,8 @@ def _what(
 
 
 def _is_abandoned(found: Found, facts: os.stat_result) -> bool:
-    """Of a region that nobody locks: an engine's own has no locks, and who holds it may not have
-    been searched for since it was made."""
+    """Whether nobody uses a region without locks: an engine's own has none, and who holds it may
+    not have been searched for since it was made."""
     return not (found.pids or found.keepers) and time.time() - facts.st_mtime > _SEARCHED_SINCE
 
 

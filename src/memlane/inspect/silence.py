@@ -139,7 +139,7 @@ def kin(
     programs: Callable[[int], str | None],
     titled: Container[int],
 ) -> set[int]:
-    """Those processes, and of those that run the same program: what they have started, such as a
+    """The processes, and of those that run the same program: what they have started, such as a
     worker that has no queue yet, and what has started an engine's process, `titled`: its server.
     Who has started others may be any launcher."""
     found = set(members)
@@ -154,7 +154,7 @@ def kin(
 def below(
     members: Iterable[int], parents: Mapping[int, int], programs: Callable[[int], str | None]
 ) -> set[int]:
-    """Those processes, and those that they have started that run the same program."""
+    """The processes, and those that they have started that run the same program."""
     found = set(members)
     grows = True
     while grows:

@@ -173,7 +173,7 @@ def stack(
 
 
 def _program() -> str | None:
-    """That of this environment, else the one on the PATH."""
+    """py-spy's program of this environment, else the one on the PATH."""
     own = os.path.join(sysconfig.get_path("scripts"), "py-spy")
     return own if os.access(own, os.X_OK) else shutil.which("py-spy")
 

@@ -1,4 +1,4 @@
-"""Who is stuck now: looks at the segments, and what /proc says of those that are awaited."""
+"""Finds who is stuck now, from the segments and what /proc says of those that are awaited."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def title_of(who: Participant) -> str:
 
 
 def headline(wait: Wait, segment: str) -> str:
-    """Who waits in that segment, for how long and what for."""
+    """One line: who waits in the segment, for how long, and what for."""
     who = wait.waiter
     name = who.role if who.rank is None else role_name(who.role, who.rank)
     where = f" of {segment}" if segment else ""

@@ -39,7 +39,7 @@ class Collector(ClientCollector):
 
     @classmethod
     def of_user(cls) -> Self:
-        """Of all segments of this user: for a process that reports on others."""
+        """Collects from all segments of this user: for a process that reports on others."""
         made = cls()
         made._looks = Looks()
         return made

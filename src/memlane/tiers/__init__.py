@@ -1,4 +1,4 @@
-"""Where blocks go that no longer fit a region, and which block has which key: names only."""
+"""Tiers for blocks that no longer fit a region, and the pools that index them: names only."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -51,7 +51,7 @@ _MOST_WAIT = 3600.0  # seconds, of one wait
 
 @dataclass(frozen=True)
 class ChainStatistics:
-    """Of a chain since it was made, and now.
+    """Counters of a chain since it was made, and its state now.
 
     Attributes:
         hits: keys that `fetch` found in the pool at once.

@@ -35,7 +35,7 @@ _PATIENCE = 120.0
 
 
 def key(number: int) -> bytes:
-    """Of a block: 32 bytes, as a digest."""
+    """A block's key: 32 bytes, as of a digest."""
     return number.to_bytes(32, "big")
 
 
@@ -338,7 +338,7 @@ class TierConformance:
                 expect(again.has([key(1)]), [True])
 
     def test_a_forked_child_has_no_tier(self, tmp_path: Path) -> None:
-        """Its calls are refused, its end changes nothing, and the parent goes on."""
+        """The child's calls are refused, its end changes nothing, and the parent goes on."""
         with self.stored(tmp_path) as (tier, rows):
             ticket = tier.load([key(1)], [1])
             child = os.fork()
@@ -422,7 +422,7 @@ class TierConformance:
             expect(found, [True, False])
 
     def test_blocks_of_another_epoch_are_misses(self, tmp_path: Path) -> None:
-        """Those of the first are there again with it."""
+        """Blocks of the first epoch are there again with it."""
         with self.stored(tmp_path) as (tier, rows):
             if not has_epochs(tier):
                 pytest.skip("the tier has no epochs")

@@ -59,7 +59,7 @@ _WHY = (
 
 
 class _Logged(NamedTuple):
-    """When a trouble was last logged, and how often it had been seen by then."""
+    """The time when a trouble was last logged, and how often it had been seen by then."""
 
     at: float
     times: int

@@ -130,7 +130,7 @@ class Moves:
         return {key for job in self.jobs("load") for key in job.keys if key not in job.revoked}
 
     def _aside(self) -> dict[bytes, int]:
-        """Where a block is that was evicted, and is being stored."""
+        """The row of a block that was evicted, and is being stored."""
         return {
             key: row
             for job in self.jobs("store")
@@ -153,7 +153,7 @@ class Moves:
         )
 
     def reclaim(self) -> None:
-        """What nobody stores any more is spare again."""
+        """Returns rows whose stores have ended to the spare ones."""
         unused = self.backing.aside() - self.kept_rows()
         if unused:
             self.backing.reuse(unused)

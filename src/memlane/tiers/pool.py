@@ -1,4 +1,4 @@
-"""Which key is in which block: pins, reservations, eviction; no memory, only numbers."""
+"""An index of keys and blocks with pins, reservations and eviction; no memory, only numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_BLOCKS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """Of a pool since it was made, and now.
+    """Counters of a pool since it was made, and its state now.
 
     Attributes:
         policy: its name, or that of its class.
@@ -84,7 +84,8 @@ class Forecast:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Which key goes when a pool is full; called by the pool, which nobody may call meanwhile.
+    """Chooses which key goes when a pool is full; called by the pool, which nobody may call
+    meanwhile.
 
     What it raises reaches the caller of the pool, and the call has stored nothing; but an error of
     `remove` is reported as one of a finalizer. A key that `evict` returns is forgotten, without a

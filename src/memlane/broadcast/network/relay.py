@@ -317,7 +317,8 @@ class Relay:
         return any(state not in ("dead", "closed") for state in states)
 
     def _state_of(self, place: int) -> str:
-        """Its own reader's is known first: in a signal handler, `close()` ends after the call."""
+        """The relay's own reader knows it first: in a signal handler, `close()` ends after the
+        call."""
         has_closed = self._reader_has_left and place == self._plan.place
         return "closed" if has_closed else participant(self.ring.native, 1 + place).state
 

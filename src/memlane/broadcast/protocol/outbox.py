@@ -103,7 +103,7 @@ class Outbox:
         return self._messages[0].sequence if self._messages else self.next
 
     def _at(self, sequence: int) -> Message:
-        """That message, or the frame that it is in; of those before the oldest, the oldest."""
+        """The message, or the frame that it is in; the oldest that is kept for earlier ones."""
         if sequence >= self._messages[-1].sequence:
             return self._messages[-1]
         return self._messages[max(0, bisect_right(self._messages, sequence, key=_sequence) - 1)]

@@ -147,7 +147,7 @@ class Peer:
         return new
 
     def begin_at(self, sequence: int, nbytes: int) -> None:
-        """Its first message is `sequence`, and `nbytes` bytes come before it."""
+        """Makes `sequence` its first message; `nbytes` bytes come before it."""
         self.first = self.taken = sequence
         self.taken_bytes = nbytes
 
@@ -193,14 +193,15 @@ class Peer:
             self.said.append(frame)
 
     def sent(self, cursor: Cursor | None) -> None:
-        """Its next frame was handed over. After a piece of a message, `cursor` comes next."""
+        """Notes that its next frame was handed over. After a piece of a message, `cursor` comes
+        next."""
         if cursor is None:
             self.said.popleft()
         else:
             self.cursor = cursor
 
     def lose(self, now: float) -> None:
-        """Its connection is gone. Frames that it sent before may still arrive."""
+        """Notes the loss of its connection. Frames that it sent before may still arrive."""
         if self.life is Life.RUNNING and self.via is not None:
             event = Event.DISCONNECTED_BEHIND
         elif self.is_here or self.life is Life.ATTACHING:
@@ -225,11 +226,11 @@ class Peer:
         self.idle_frames = self.resent_bytes = self.moved_bytes = 0
 
     def note_progress(self, now: float) -> None:
-        """Its host has received bytes, even if no complete message."""
+        """Notes that its host has received bytes, even if no complete message."""
         self.last_progress = now
 
     def note_moved(self, nbytes: int) -> int:
-        """Its host has received so many bytes more; returns how many since it took a message."""
+        """Notes the bytes that its host has received; returns how many since it took a message."""
         self.moved_bytes += nbytes
         return self.moved_bytes
 
@@ -239,11 +240,11 @@ class Peer:
         return self.idle_frames > MAX_IDLE_FRAMES
 
     def note_drained(self) -> None:
-        """Its host has received all that was sent to it, answers included."""
+        """Notes that its host has received all that was sent, answers included."""
         self.idle_frames = 0
 
     def refuse(self) -> bool:
-        """Its claim cannot be true. Returns whether that is the first time."""
+        """Notes a claim that cannot be true; returns whether that is the first time."""
         is_first, self.was_refused = not self.was_refused, True
         return is_first
 
@@ -272,8 +273,8 @@ class Peer:
         self.host, self.via, self.ring, self.is_late = "", None, None, False
 
     def part(self, now: float) -> None:
-        """Its relay has ended. It goes on alone once it notices; if it had not attached, its place
-        is free."""
+        """Notes the end of its relay. It goes on alone once it notices; if it had not attached, its
+        place is free."""
         self.apply(Event.RELAY_ENDED, now)
         if self.life is Life.FREE:
             self.forget()
@@ -303,8 +304,8 @@ class Peer:
         self.apply(Event.RELEASED, now)
 
     def die(self, event: Event, why: str, word: bytes, now: float) -> None:
-        """Its process is gone, or counts as gone; `word` tells it so. If it had closed as a reader,
-        only the readers behind it lost something."""
+        """Notes that its process is gone, or counts as gone; `word` tells it so. If it had closed
+        as a reader, only the readers behind it lost something."""
         self.died = why
         self.apply(event, now)
         self.say(word)  # in case it is alive, and the same connection reaches it again

@@ -52,7 +52,7 @@ class Places:
         return self._by_route.get(route)
 
     def move(self, peer: Peer, route: bytes) -> bytes | None:
-        """That peer speaks on this connection from now on. Returns its former one, if another."""
+        """Assigns the connection to the peer; returns the peer's former one, if another."""
         former = peer.route
         if former is not None and former != route and self._by_route.get(former) is peer:
             del self._by_route[former]
@@ -120,7 +120,7 @@ class Places:
         return found
 
     def give_up(self, rank: int, chosen: Peer) -> None:
-        """That reader has chosen another place than the one that was kept for it."""
+        """Frees the place that was kept for a reader which has chosen another."""
         for other in self.peers:
             if other is not chosen and other.rank == rank:
                 other.keep_for(None)

@@ -119,7 +119,7 @@ class WriterSession:
                 yield peer.route or b"", piece, peer, cursor
 
     def sent(self, peer: Peer | None, cursor: Cursor | None) -> None:
-        """That frame was handed over, or the connection of an answer is gone."""
+        """Notes that the frame was handed over, or that the connection of an answer is gone."""
         if peer is None:
             self._answers.popleft()
         else:
@@ -317,7 +317,8 @@ class WriterSession:
         return is_news
 
     def _take(self, peer: Peer, sequence: int, now: float) -> bool:
-        """That reader has taken everything before `sequence`; returns whether that is news."""
+        """Notes that the reader has taken everything before `sequence`; returns whether that is
+        news."""
         if not peer.taken <= sequence <= self.outbox.next:
             raise CorruptMessage(
                 f"{peer.name} acknowledges message {sequence}: it had taken {peer.taken}, and "
@@ -349,7 +350,7 @@ class WriterSession:
             peer.authenticate(now)
 
     def lost(self, route: bytes, now: float) -> None:
-        """That connection is gone."""
+        """Notes the loss of a connection."""
         peer = self.places.at(route)
         if peer is not None:
             peer.lose(now)
@@ -359,7 +360,8 @@ class WriterSession:
         peer.lose(now)
 
     def silent(self, route: bytes, why: str, now: float) -> None:
-        """Its host does not answer. For readers behind a relay, the relay's reports decide."""
+        """Notes that a peer's host does not answer. For readers behind a relay, the relay's reports
+        decide."""
         peer = self.places.at(route)
         if peer is None:
             return
@@ -371,8 +373,8 @@ class WriterSession:
             self._reject(route)  # its descriptor and frames would stay until the kernel gives up
 
     def moved(self, route: bytes, nbytes: int, now: float) -> None:
-        """Its host has received so many bytes more. Not progress for ever: a reader that only
-        reconnects is sent the same again and again."""
+        """Notes the bytes that a peer's host has received. Not progress for ever: a reader that
+        only reconnects is sent the same again and again."""
         peer = self.places.at(route)
         if peer is None:
             return
@@ -381,7 +383,7 @@ class WriterSession:
             peer.note_progress(now)
 
     def drained(self, route: bytes) -> None:
-        """Its host has received everything that was sent to it."""
+        """Notes that a peer's host has received everything that was sent to it."""
         peer = self.places.at(route)
         if peer is not None:
             peer.note_drained()

@@ -21,7 +21,7 @@ _LOOK_AGAIN = 0.0002
 
 
 def cpu_ns(pid: int) -> int:
-    """Of all threads of a process."""
+    """Processor time of all threads of a process, in ns."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks)
 

@@ -150,11 +150,11 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
         return self._pages(done)
 
     def _pages(self, done: Done) -> list[bool]:
-        """Those of which every part is there."""
+        """The pages of which every part is there."""
         return [bool(each.all()) for each in done.ok.reshape(-1, self._parts)]
 
     def get(self, *_: Any, **__: Any) -> Any:
-        """Of the interface that `interface_v1` replaces; never called."""
+        """Belongs to the interface that `interface_v1` replaces; never called."""
         raise Unsupported("memlane has SGLang's interface_v1 only")
 
     set = batch_get = batch_set = get

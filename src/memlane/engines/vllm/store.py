@@ -22,7 +22,7 @@ from memlane.errors import InvalidArgument, SegmentMissing, UnknownKey
 
 
 class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
-    """Its segments have memlane's names, so a sweep removes what a killed engine leaves."""
+    """A ring in memlane's segments, so that a sweep removes what a killed engine leaves."""
 
     def __init__(
         self, data_buffer_size: int, name: str | None = None, create: bool = False

@@ -352,8 +352,9 @@ class _Living:
 
 
 def _processes() -> tuple[dict[tuple[int, int], set[int]], list[tuple[int, int]], list[_Living]]:
-    """Who has which file open or mapped, by device and inode; (pid, owner) of the processes that do
-    not show it; and the processes of this user. A file may have another path there, or none."""
+    """The processes that have a file open or mapped, by device and inode; (pid, owner) of the
+    processes that do not show it; and the processes of this user. A file may have another path
+    there, or none."""
     holders: dict[tuple[int, int], set[int]] = {}
     unseen: list[tuple[int, int]] = []
     living: list[_Living] = []

@@ -1,4 +1,4 @@
-"""Who is stuck in an engine that has a ring of its own: stock vLLM, SGLang, and what copied them.
+"""Finds who is stuck in an engine with a ring of its own: stock vLLM, SGLang, and what copied them.
 
 Their ring lies in a file of shared memory and says little: a flag `written` and a flag for each
 reader of each chunk, no pids and no times. So it is watched for a while, and two cases are told
@@ -45,7 +45,7 @@ _WORKER = re.compile(r"Worker((?:_[A-Z]*\d+)+)")
 
 @dataclass(frozen=True)
 class Geometry:
-    """Of a ring: bytes of a chunk, readers, chunks."""
+    """A ring's bytes per chunk, readers, and chunks."""
 
     chunk_bytes: int
     n_reader: int
@@ -241,7 +241,7 @@ def stuck(
 
 
 def _rings(geometry: Geometry | None) -> list[Ring]:
-    """Of this user, with their flags of now."""
+    """The rings of this user, with their flags of now."""
     found: dict[str, set[int]] = {}
     paths: dict[str, str] = {}
     for path, holder in processes.holders_in(FOLDER):
@@ -347,7 +347,8 @@ def _full(ring: Ring, by_pid: Mapping[int, Process], watched: float) -> ForeignW
 def _places(
     ring: Ring, by_pid: Mapping[int, Process], behind: Sequence[int]
 ) -> tuple[Process | None, dict[int, Process]]:
-    """Who writes, and who is which reader: by the titles of workers, else by the order of start."""
+    """The writer's pid, and the readers' by place: by the titles of workers, else by the order of
+    start."""
     group = [by_pid[pid] for pid in ring.pids if pid in by_pid]
     workers = sorted((who for who in group if _ranks_in(who.title)), key=_order)
     others = sorted((who for who in group if not _ranks_in(who.title)), key=_order)

@@ -1,4 +1,4 @@
-"""When to log that a server refuses blocks. Pure: the caller brings the time, and logs."""
+"""Decides when to log that a server refuses blocks. Pure: the caller brings the time, and logs."""
 
 from __future__ import annotations
 
