@@ -16,6 +16,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -59,6 +60,18 @@ public:
     BlockPool(std::uint32_t blocks, std::unique_ptr<Policy> policy)
         : policy_(std::move(policy)), keys_(blocks), states_(blocks), pins_(blocks) {
         for (Block block = blocks; block-- > 0;) free_.push_back(block);
+    }
+
+    // A key that is stored from now on, or not found any more; "": none is.
+    struct Change {
+        std::string key;
+        bool is_stored;
+    };
+
+    // What has changed since the last call, in that order. The first call only begins to note it.
+    std::vector<Change> take_changes() {
+        if (!changes_) changes_.emplace();
+        return std::exchange(*changes_, {});
     }
 
     // Each key is accessed, the last first, so that the heads of prefixes outlive their tails. Pins the blocks of the
@@ -144,6 +157,7 @@ public:
             states_[block] = State::kStored;
             policy_->insert(index_.key_of(block), block, admissions_[block]);
             if (is_refused(block)) is_refused_[block] = false;
+            note(block, true);
             ++counts_.stored;
         }
     }
@@ -192,6 +206,7 @@ public:
         give_key(block, key);
         states_[block] = State::kStored;
         policy_->insert(key.hash, block, admission);
+        note(block, true);
         pins_[block] = 1;
         ++counts_.pinned;
         ++counts_.stored;
@@ -261,6 +276,7 @@ public:
         for (std::size_t i = 0; is_possible && i < count; ++i) {
             const Block block = policy_->victim(Admission::kNew, pins_);
             evicted(keys_.of(block), block);
+            note(block, false);
             index_.remove(index_.key_of(block));
             free(block);
             ++counts_.evicted;
@@ -304,6 +320,7 @@ public:
             if (block == kNoBlock) continue;
             if (states_[block] == State::kStored) {
                 policy_->remove(block);
+                note(block, false);
             } else {
                 policy_->give_back(block);
             }
@@ -317,6 +334,7 @@ public:
         for (Block block = 0; block < states_.size(); ++block) {
             if (states_[block] == State::kStored || states_[block] == State::kReserved) drop(block);
         }
+        if (changes_) changes_->assign(1, {"", false});
     }
 
     PoolStatistics statistics() const noexcept {
@@ -350,6 +368,7 @@ public:
     void forget(Block block, KeyStore::Bytes key) {
         if (!has(block, key)) return;
         policy_->remove(block);
+        note(block, false);
         drop(block);
     }
 
@@ -411,6 +430,7 @@ private:
         if (block == kNoBlock && limits.victims > 0 && (block = policy_->victim(admission, pins_)) != kNoBlock) {
             --limits.victims;
             evicted(keys_.of(block), block);
+            note(block, false);
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
             block = put_aside(block);
@@ -435,6 +455,12 @@ private:
         ++counts_.declined;
         release(block);
         return kNoBlock;
+    }
+
+    void note(Block block, bool is_stored) {
+        if (!changes_) return;
+        const KeyStore::Bytes key = keys_.of(block);
+        changes_->push_back({std::string(reinterpret_cast<const char*>(key.data()), key.size()), is_stored});
     }
 
     // The block to use instead of one that was evicted.
@@ -522,6 +548,7 @@ private:
     std::deque<Block> retired_;  // the first of them for longest
     std::vector<bool> is_refused_;  // of each block; empty: none ever was
     std::deque<Block> fresh_aside_;  // of this call, the oldest first
+    std::optional<std::vector<Change>> changes_;  // nullopt: nobody asks
     PoolStatistics counts_;
 };
 

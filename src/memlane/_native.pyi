@@ -1054,6 +1054,11 @@ class DiskTier:
         """Readable while nothing is under way, as of the last call that looked."""
 
     def fileno(self) -> int: ...
+    def changes(self) -> list[tuple[bytes, bool]]:
+        """
+        Digests that were stored, or are gone, since the last call; b"": all are.
+        """
+
     def statistics(self) -> dict[str, Any]: ...
     def close(self) -> bool:
         """Whether nothing was under way."""

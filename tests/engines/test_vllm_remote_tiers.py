@@ -29,7 +29,7 @@ def test_a_redis_tier_alone(release: str) -> None:
         *("one_server_for_several_engines", "on_redis", "questions_go_together"),
         *("steps_that_take_long", "answers_that_never_come"),
         *("questions_that_are_refused", "evicted_before_it_is_loaded", "wrong_values"),
-        "the_end_of_it",
+        *("events_of_a_server", "events_of_more_than_is_remembered", "the_end_of_it"),
         release=release,
     )
 

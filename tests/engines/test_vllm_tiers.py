@@ -29,3 +29,14 @@ def test_behind_vllms_manager(release: str) -> None:
         *("removed_and_cleared", "used_chunks_outlive_others", "random_traffic"),
         release=release,
     )
+
+
+@RELEASES
+def test_what_routers_are_told(release: str) -> None:
+    """Each block that is stored or found, and each that is gone, once."""
+    run(
+        *("events_are_off_unless_vllm_wants_them", "events_of_stores_and_evictions"),
+        *("events_of_declined_blocks", "events_of_blocks_that_are_lost", "events_after_a_restart"),
+        *("events_of_a_reset", "events_that_nobody_takes", "events_behind_vllms_manager"),
+        release=release,
+    )

@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.base import Locality, Medium, ReqContext, ScheduleEndCon
 from memlane import AccessRefused, Closed, InvalidArgument, InvalidType
 from memlane.engines.vllm import _tier_manager
 from tests.engines.vllm_tier_scenarios import (
+    EVENTS,
     HIT,
     MISS,
     RETRY,
@@ -30,6 +31,7 @@ from tests.engines.vllm_tier_scenarios import (
     Engine,
     capacity_of,
     config,
+    events,
     folder,
     key,
     logged,
@@ -325,6 +327,41 @@ def evicted_before_it_is_loaded() -> None:
         assert [alone.tier.lookup(key(at), request("request")) for at in (0, 1)] == [MISS, MISS]
         alone.store(0)
         assert alone.there(0, 1) == [0]
+
+
+def events_of_a_server() -> None:
+    """What this engine has stored, or found of others; what its loads miss; and a reset, after
+    which a store of before it is reported."""
+    with server() as running:
+        where = on(running)
+        with Alone(where, EVENTS) as first, Alone(where, EVENTS) as second:
+            assert first.tier.locality is Locality.REMOTE
+            first.store(0, 1)
+            assert events(first.tier) == [(False, [0, 1])]
+            assert second.there(1, 2) == [1]
+            assert second.there(1) == [1]
+            assert events(second.tier) == [(False, [1])]
+            running.call("FLUSHALL")
+            second.load(1)
+            assert events(second.tier) == [(True, [1])]
+            first.load(0)
+            assert events(first.tier) == [(True, [0])]
+            first.tier.submit_store(first.job([3], [0], False))
+            first.tier.drain_jobs()
+            until(lambda: [*first.tier.get_finished_jobs()] != [])
+            assert events(first.tier) == [(True, [1])]
+
+
+def events_of_more_than_is_remembered() -> None:
+    """The oldest are reported as removed."""
+    with server() as running, Alone(on(running), EVENTS) as alone:
+        alone.tier._inventory._most = 2
+        alone.store(0, 1, 2)
+        assert events(alone.tier) == [(False, [0, 1, 2])]
+        assert events(alone.tier) == [(True, [0])]
+        assert events(alone.tier) == []
+        assert alone.there(0) == [0]
+        assert events(alone.tier) == [(False, [0])]
 
 
 def loads_that_are_refused() -> None:

@@ -190,7 +190,9 @@ class Alone:
 class Engine:
     """vLLM's manager with memlane's policy and tiers, and what a scheduler does with it."""
 
-    def __init__(self, where: Where, *others: Where, rows: int = 4, **own: Any) -> None:
+    def __init__(
+        self, where: Where, *others: Where, rows: int = 4, spec: Any = CONFIG, **own: Any
+    ) -> None:
         self.rows = np.zeros((rows, ROW), np.uint8)
         region: Any = SimpleNamespace(
             create_kv_memoryview=lambda: memoryview(self.rows), cleanup=lambda: None
@@ -202,7 +204,7 @@ class Engine:
             cache_policy_module_path=MODULE,
         )
         view = self.primary.get_kv_memoryview()
-        self.tier = made(view, **{**keys_of(where), **own})
+        self.tier = made(view, spec, **{**keys_of(where), **own})
         tiers = [self.tier, *(made(view, **keys_of(each)) for each in others)]
         self.manager = TieringOffloadingManager(self.primary, tiers)
 
@@ -597,6 +599,123 @@ def a_reset_that_keeps() -> None:
         engine.manager.reset_cache()
         getattr(engine.manager, "on_reset_flushed", lambda: None)()
         assert engine.load(0, 1) == [0, 1]
+        engine.manager.shutdown()
+
+
+# What routers are told -----------------------------------------------------------------------
+
+
+def events(of: Any) -> list[tuple[bool, list[int]]]:
+    """The events since the last call, of a tier or of an engine's: whether blocks were removed, and
+    which."""
+    tier = of.tier if isinstance(of, Engine) else of
+    taken = [*(of.manager if isinstance(of, Engine) else of).take_events()]
+    for event in taken:
+        assert (event.medium, event.ownership) == (Medium.STORAGE, tier.tier_type)
+        assert event.locality is tier.locality
+    return [(each.removed, sorted(map(number_of, each.keys))) for each in taken]
+
+
+def number_of(name: bytes) -> int:
+    return int.from_bytes(name[:32], "big")
+
+
+EVENTS = config(enable_kv_cache_events=True)
+
+
+def events_are_off_unless_vllm_wants_them() -> None:
+    with folder() as path, Alone(path) as engine:
+        assert engine.store(0).success
+        assert events(engine.tier) == []
+
+
+def events_of_stores_and_evictions() -> None:
+    """Nothing is reported that was stored and evicted since, nor what the policy declines."""
+    with folder() as path, Alone(path, EVENTS, capacity=capacity_of(3), policy="lru") as engine:
+        assert engine.store(0, 1).success
+        assert events(engine.tier) == [(False, [0, 1])]
+        assert engine.store(0, 1).success  # again
+        assert events(engine.tier) == []
+        for number in range(2, 9):
+            assert engine.store(number).success
+        (_, gone), (_, new) = events(engine.tier)
+        assert gone == [0, 1]
+        assert new == [6, 7, 8] == engine.there(*range(9))
+
+
+def events_of_declined_blocks() -> None:
+    with folder() as path, Alone(path, EVENTS, capacity=capacity_of(1)) as engine:
+        engine.store(0)
+        with engine.tier._tier.hold([key(0)]):
+            engine.store(1)
+        assert events(engine.tier) == [(False, [0])]
+        assert len(engine.tier._inventory._keys) == 1  # and nothing is kept of it
+
+
+def events_of_blocks_that_are_lost() -> None:
+    """Found corrupt by a load, forgotten, or all cleared by somebody who has the tier."""
+    with folder() as path, Alone(path, EVENTS) as engine:
+        engine.store(0, 1, 2, 3)
+        assert events(engine.tier) == [(False, [0, 1, 2, 3])]
+        corrupt(path, 1)
+        engine.load(0, 1)
+        assert events(engine.tier) == [(True, [1])]
+        engine.tier._tier.forget([key(2)])
+        assert events(engine.tier) == [(True, [2])]
+        engine.tier._tier.clear()
+        assert events(engine.tier) == [(True, [0, 3])]
+        engine.store(1)
+        assert events(engine.tier) == [(False, [1])]
+
+
+def events_after_a_restart() -> None:
+    """What a request finds is reported."""
+    with folder() as path:
+        with Alone(path, EVENTS) as engine:
+            engine.store(0, 1)
+        with Alone(path, EVENTS) as engine:
+            assert engine.there(1, 2) == [1]
+            assert events(engine.tier) == [(False, [1])]
+            engine.tier._tier.forget([key(0), key(1)])
+            assert events(engine.tier) == [(True, [1])]
+
+
+def events_of_a_reset() -> None:
+    """Everything is gone; or, for routers that have heard that all is cleared, here again."""
+    with folder() as path, Alone(path, EVENTS) as engine:
+        engine.store(0, 1)
+        events(engine.tier)
+        engine.store(2)
+        engine.tier.drain_jobs()
+        assert events(engine.tier) == [(True, [0, 1])]
+        engine.store(1)
+        assert events(engine.tier) == [(False, [1])]
+    with folder() as path, Alone(path, EVENTS, on_reset="keep") as engine:
+        engine.store(0, 1)
+        events(engine.tier)
+        engine.tier.drain_jobs()
+        assert events(engine.tier) == [(False, [0, 1])]
+
+
+def events_that_nobody_takes() -> None:
+    """Need no more memory than the blocks that are there."""
+    with folder() as path, Alone(path, EVENTS, capacity=capacity_of(3), policy="lru") as engine:
+        for number in range(200):
+            engine.store(number)
+        inventory = engine.tier._inventory
+        assert len(inventory._keys) == 3
+        assert len(inventory._changed) == 3
+        assert events(engine.tier) == [(False, [197, 198, 199])]
+
+
+def events_behind_vllms_manager() -> None:
+    """A reset removes what was stored."""
+    with folder() as path:
+        engine = Engine(path, spec=EVENTS)
+        engine.store(0, 1)
+        assert events(engine) == [(False, [0, 1])]
+        engine.manager.reset_cache()
+        assert events(engine) == [(True, [0, 1])]
         engine.manager.shutdown()
 
 

@@ -456,6 +456,16 @@ void bind_disk(nb::module_& m) {
             },
             "Readable while nothing is under way, as of the last call that looked.")
         .def("fileno", [](const DiskObject& self) { return self.open().io.work().descriptor(); })
+        .def(
+            "changes",
+            [](const DiskObject& self) {
+                const auto changes = self.open().pool.pool().take_changes();
+                nb::typed<nb::list, nb::typed<nb::tuple, nb::bytes, bool>> made;
+                for (const auto& [key, is_stored] : changes)
+                    made.append(nb::make_tuple(nb::bytes(key.data(), key.size()), is_stored));
+                return made;
+            },
+            "Digests that were stored, or are gone, since the last call; b\"\": all are.")
         .def("statistics", [](const DiskObject& self) { return statistics_of(self.open()); })
         .def("close", &DiskObject::close, "Whether nothing was under way.");
 }

@@ -269,6 +269,18 @@ class DiskTier(Tier):
     def touch(self, keys: Sequence[bytes]) -> None:
         self._native.touch(self._namespace.digests(keys))
 
+    def digests(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Returns what `changes` calls these keys, in the present epoch. Raises `InvalidType`,
+        `InvalidArgument`."""
+        return self._namespace.digests(keys)
+
+    def changes(self) -> list[tuple[bytes, bool]]:
+        """Returns the digests of blocks that were stored (True), or are not found any more (False),
+        since the last call, in that order; b"" stands for all blocks. The first call only begins to
+        note them: from then on call it often, as they are kept until then. Raises `Closed`,
+        `WrongProcess`."""
+        return self._native.changes()
+
     def forget(self, keys: Sequence[bytes]) -> None:
         """Removes these keys, also for a later restart; what is being stored under them is not
         kept either. Waits until they are erased, at most the tier's `timeout`. Nothing is flushed:

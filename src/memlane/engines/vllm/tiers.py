@@ -24,6 +24,7 @@ from memlane.engines.vllm._tier_manager import RemoteTierManager, TierManager, l
 
 if TYPE_CHECKING:
     from memlane.tiers import TierPin
+    from memlane.tiers.inventory import Inventory
 
 _LATENCIES = ("store", "load")
 _QUANTILES = ("p50", "p99")
@@ -82,14 +83,19 @@ class DiskTier(TierManager):
         )
         return disk
 
+    def _new_inventory(self) -> Inventory:
+        with fork_waits:
+            from memlane.tiers.inventory import DiskInventory
+
+        return DiskInventory(self._tier)
+
     def _find(self, key: bytes, req_context: Any) -> LookupResult:
         if key in self._held:
             return LookupResult.HIT
         held = self._tier.hold([key])
-        if not held.there[0]:
-            return LookupResult.MISS
-        self._held[key] = held
-        return LookupResult.HIT
+        if held.there[0]:
+            self._held[key] = held
+        return self._note(key, held.there[0])
 
     def submit_load(self, job_metadata: Any) -> None:
         super().submit_load(job_metadata)

@@ -1,0 +1,127 @@
+"""What a router has been told of a tier's keys, and what it is told next: for engines that publish
+it. Without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memlane.tiers.disk import DiskTier
+
+_MOST_KEYS = 1 << 18  # of a tier on a server that are remembered
+_MOST_TAKEN = 4096  # keys at a time
+
+
+class Inventory:
+    """Keys of a tier that does not report what becomes of its blocks, by what its calls find.
+
+    Whoever takes the reports knows, of each key, whether it is there; only a difference from that
+    is reported. So what nobody takes needs no more memory than the keys themselves. Of more than
+    `most` keys the oldest are reported as removed: what is not remembered cannot be removed later.
+    """
+
+    def __init__(self, most: int = _MOST_KEYS) -> None:
+        self._most = most
+        self._told: dict[bytes, None] = {}  # reported as stored, the oldest first
+        self._changed: dict[bytes, bool] = {}  # to be reported: stored, or removed
+
+    def submitted(self, keys: Sequence[bytes]) -> None:
+        """Notes that these keys are about to be stored."""
+
+    def reported(self, keys: Sequence[bytes], ok: Sequence[bool], is_load: bool) -> None:
+        """Notes what became of a call."""
+        for key, is_ok in zip(keys, ok, strict=True):
+            if is_ok or is_load:
+                self.found(key, is_ok)
+
+    def found(self, key: bytes, is_there: bool) -> None:
+        """Notes the answer to a question about a key."""
+        if is_there:
+            self._stored(key)
+        else:
+            self._removed(key)
+
+    def cleared(self) -> None:
+        """Notes that the tier is empty."""
+        self._changed = dict.fromkeys(self._told, False)
+
+    def again(self) -> None:
+        """Reports everything anew: whoever was told has forgotten it."""
+        there = {key: True for key in self._told if self._changed.get(key, True)}
+        there |= {key: True for key, is_stored in self._changed.items() if is_stored}
+        self._told, self._changed = {}, there
+
+    def take(self) -> list[tuple[list[bytes], bool]]:
+        """Returns keys that were stored (True) or removed (False) since the last call, some
+        thousands at a time."""
+        taken = dict(islice(self._changed.items(), _MOST_TAKEN))
+        for key, is_stored in taken.items():
+            del self._changed[key]
+            if is_stored:
+                self._told[key] = None
+            else:
+                del self._told[key]
+        for key in [*islice(self._told, max(0, len(self._told) - self._most))]:
+            self._changed[key] = False
+        removed = [key for key, is_stored in taken.items() if not is_stored]
+        stored = [key for key, is_stored in taken.items() if is_stored]
+        return [(keys, kind) for keys, kind in ((removed, False), (stored, True)) if keys]
+
+    def _stored(self, key: bytes) -> None:
+        if key in self._told:
+            self._changed.pop(key, None)
+        elif len(self._changed) < 2 * self._most:
+            self._changed[key] = True
+
+    def _removed(self, key: bytes) -> None:
+        if key in self._told:
+            self._changed[key] = False
+        else:
+            self._changed.pop(key, None)
+
+
+class DiskInventory(Inventory):
+    """Keys of a disk tier, which reports by digest whatever becomes of its blocks."""
+
+    def __init__(self, disk: DiskTier) -> None:
+        super().__init__(disk.statistics().slots)
+        self._disk = disk
+        self._keys: dict[bytes, bytes] = {}  # by digest: what is there, or about to be stored
+        disk.changes()
+
+    def submitted(self, keys: Sequence[bytes]) -> None:
+        self._follow()
+        self._keys |= zip(self._disk.digests(keys), keys, strict=True)
+
+    def reported(self, keys: Sequence[bytes], ok: Sequence[bool], is_load: bool) -> None:
+        self._follow()
+        if is_load:
+            return
+        for digest, key in zip(self._disk.digests(keys), keys, strict=True):
+            if not self._changed.get(key, key in self._told):  # it is not there
+                self._keys.pop(digest, None)
+
+    def found(self, key: bytes, is_there: bool) -> None:
+        if is_there and key not in self._told:
+            self.submitted([key])
+            self._stored(key)
+
+    def again(self) -> None:
+        self._follow()
+        super().again()
+
+    def take(self) -> list[tuple[list[bytes], bool]]:
+        self._follow()
+        return super().take()
+
+    def _follow(self) -> None:
+        for digest, is_stored in self._disk.changes():
+            if not digest:
+                self.cleared()
+                self._keys.clear()
+            elif is_stored and digest in self._keys:
+                self._stored(self._keys[digest])
+            elif key := self._keys.pop(digest, None):
+                self._removed(key)
