@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import select
 import signal
+import struct
 import sys
 import threading
 import time
@@ -26,11 +28,12 @@ from memlane import (
     LayoutMismatch,
     SegmentRefused,
     SystemFault,
+    _native,
 )
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
-from memlane.tiers.tier import capacity_in_bytes
-from tests.support import PATIENCE, Link, assert_in_time, start
+from memlane.tiers.tier import Namespace, capacity_in_bytes
+from tests.support import PATIENCE, Link, assert_in_time, start, until
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 from tests.support.seccomp import has_io_uring
 
@@ -191,6 +194,56 @@ def test_another_capacity(folder: Path, rows: Any) -> None:
         store_all(tier, rows, [15])
     with tier_on(folder, rows, capacity=12) as tier:
         assert len(there(tier)) == 3
+
+
+def fill_headers(folder: Path, slots: int) -> None:
+    """Of a tier that was opened there: every slot has a block, though nothing was stored."""
+    space, headers = Namespace("").id, bytearray()
+    for number in range(slots):
+        header = os.urandom(24) + space + struct.pack("=QIII", number, ROW, 0, 0)
+        headers += header + struct.pack("=I", _native.crc32c(header))
+    with open(folder / "0.headers", "r+b") as file:
+        file.seek(4096)
+        file.write(headers)
+
+
+def longest_alone(opens: Callable[[], DiskTier]) -> tuple[float, float]:
+    """The longest time that another thread did not run while a tier was opened, and the whole
+    time; both of the opening thread's processor."""
+    clock, is_over = time.pthread_getcpuclockid(threading.get_ident()), threading.Event()
+    seen = [time.clock_gettime(clock)]
+
+    def look() -> None:
+        while not is_over.is_set():
+            seen.append(time.clock_gettime(clock))
+
+    other = threading.Thread(target=look)
+    other.start()
+    begun = time.clock_gettime(clock)
+    with opens():
+        end = time.clock_gettime(clock)
+        is_over.set()
+        other.join()
+    return max(end - seen[-1], *np.diff(seen)), end - begun
+
+
+def test_other_threads_run_while_a_tier_is_recovered(tmp_path: Path) -> None:
+    rows, slots = np.zeros((1, ROW), np.uint8), 40_000
+
+    def opens() -> DiskTier:
+        return DiskTier(tmp_path, rows, capacity_of(slots, ROW), policy="lru", margin=0)
+
+    with opens() as tier:
+        slots = tier.statistics().slots
+    fill_headers(tmp_path, slots)
+    with opens() as tier:
+        assert tier.statistics().recovered == slots
+
+    def is_shared() -> bool:
+        alone, whole = longest_alone(opens)
+        return alone < 0.4 * whole
+
+    until(is_shared, "another thread runs")
 
 
 def test_the_order_of_the_stores_outlives_a_restart(folder: Path, rows: Any) -> None:

@@ -229,15 +229,19 @@ public:
     }
 
 private:
+    // Other threads run, between the hashes of some keys and from then on; a policy of the user's needs the GIL throughout.
     void restore(const tiers::SlotFile::Slots& found) {
-        nb::list digests;
+        constexpr std::size_t kHashed = 4096;
+        std::vector<tiers::BlockPool::Asked> asked;
         std::vector<tiers::Block> slots;
         for (const auto& kept : found.own) {
-            digests.append(nb::bytes(kept.digest.data(), kept.digest.size()));
+            if (asked.size() % kHashed == kHashed - 1) without_gil([] {});
+            asked.push_back({hash_of(nb::bytes(kept.digest.data(), kept.digest.size())), kept.digest});
             slots.push_back(kept.slot);
         }
-        const AskedKeys asked(digests);
-        call([&](tiers::DiskTier& tier) { tier.restore(asked.asked(), slots, found.foreign); });
+        const auto work = [&] { call([&](tiers::DiskTier& tier) { tier.restore(asked, slots, found.foreign); }); };
+        if (open_->pool.policy().is_valid()) return work();
+        without_gil(work);
     }
 
     std::shared_ptr<OpenTier> open_;  // null: closed
