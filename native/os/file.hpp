@@ -16,6 +16,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -169,6 +170,11 @@ inline bool unlink_if_same(const FileDescriptor& file, const std::string& path) 
     if (::unlink(path.c_str()) == 0) return true;
     if (errno != ENOENT) throw_errno("cannot remove " + path);
     return false;
+}
+
+// The file of that name has another from now on, in the place of whatever had it. 0 or an errno.
+inline int rename(const std::string& from, const std::string& to) noexcept {
+    return ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
 }
 
 // The entries of a directory, including "." and "..".

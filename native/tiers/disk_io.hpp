@@ -16,6 +16,7 @@
 #include "tiers/disk_ring.hpp"
 #include "tiers/disk_threads.hpp"
 #include "tiers/disk_work.hpp"
+#include "tiers/folder_thread.hpp"
 #include "tiers/header_work.hpp"
 #include "tiers/slot_file.hpp"
 
@@ -39,15 +40,19 @@ public:
             close();
             os::throw_errno("cannot start a thread for a tier", EAGAIN);
         }
+        folder_ = std::make_unique<FolderThread>(*file_, work_, headers_);
     }
 
     SlotFile& file() noexcept { return *file_; }
     DiskWork& work() noexcept { return work_; }
     HeaderWork& headers() noexcept { return headers_; }
+    const FolderThread& folder() const noexcept { return *folder_; }
     const char* engine() const noexcept { return ring_ != nullptr ? "io_uring" : "threads"; }
 
     // Whether nothing was under way: the rows are then nobody's. Call it before this is destroyed.
     bool close() {
+        if (!headers_.is_idle()) return false;
+        if (folder_ != nullptr) folder_->close();  // first: it gives the others work
         if (!headers_.is_idle() || !work_.stop()) return false;
         headers_.stop();
         threads_->join();
@@ -72,6 +77,7 @@ private:
     std::vector<Staging> staging_;  // of each thread
     std::atomic<std::size_t> started_ = 0;
     std::unique_ptr<os::Helpers> threads_, header_thread_;
+    std::unique_ptr<FolderThread> folder_;
 };
 
 }  // namespace memlane::tiers

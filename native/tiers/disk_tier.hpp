@@ -58,7 +58,18 @@ public:
             if (!pool_.has(slots[at], keys[at].bytes)) erase(slots[at]);
     }
 
-    bool has(const BlockPool::Asked& key) const noexcept { return !is_stalled() && pool_.stored(key) != kNoBlock; }
+    // Before each call that changes something. Throws what the policy throws.
+    void notice_emptied() {
+        const std::uint64_t now = io_.folder().emptied();
+        if (now == emptied_) return;
+        pool_.clear();
+        evicted_.clear();
+        emptied_ = now;
+    }
+
+    bool has(const BlockPool::Asked& key) const noexcept {
+        return !is_stalled() && io_.folder().emptied() == emptied_ && pool_.stored(key) != kNoBlock;
+    }
 
     // Pins what is there; kNoBlock for the others.
     std::vector<Block> hold(Keys keys) {
@@ -162,7 +173,7 @@ public:
                 late_.emplace(event.id, os::monotonic_now());
             }
         }
-        if (is_idle()) io_.work().note_idle(true);
+        io_.work().note_idle(is_idle());
         if (!following_.empty()) expire_followers(os::monotonic_now());
         if (is_stalled()) ++counts_.stalled;
     }
@@ -450,6 +461,7 @@ private:
     Refusals refusals_;
     Fault last_refusal_{};  // of a store
     Ticket last_ = 0;
+    std::uint64_t emptied_ = 0;  // times that another process had it emptied, as far as the pool knows
 };
 
 }  // namespace memlane::tiers

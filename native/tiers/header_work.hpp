@@ -1,5 +1,6 @@
 // Headers that must be gone from a disk tier's file: erased one after another on a thread of its own, because the disk may
-// not answer. Its caller keeps each slot from other use until it has taken it back.
+// not answer. Its caller keeps each slot from other use until it has taken it back; those of a whole namespace are erased
+// wherever they still are.
 #pragma once
 
 #include <chrono>
@@ -34,10 +35,14 @@ public:
 
     // `held_back`: a store into that slot, which begins afterwards.
     void erase(Block slot, const OrderRef& order, std::optional<DiskWork::Work> held_back = std::nullopt) {
-        add({slot, 0, order, std::move(held_back)});
+        add({slot, 0, order, std::move(held_back), std::nullopt});
     }
-    // Nothing that was stored before that sequence is found by a restart.
-    void clear(std::uint64_t first_sequence, const OrderRef& order) { add({kNoBlock, first_sequence, order, std::nullopt}); }
+    // Nothing that was stored before that sequence is found by a restart. Any thread.
+    void clear(std::uint64_t first_sequence, const OrderRef& order) { add({kNoBlock, first_sequence, order, {}, {}}); }
+    // As clear, of one namespace. Any thread.
+    void purge(const Namespace& name_space, std::uint64_t first_sequence, const OrderRef& order) {
+        add({kNoBlock, first_sequence, order, std::nullopt, name_space});
+    }
 
     // Slots whose headers are gone, or which the disk refused to erase, since the last call.
     std::vector<Block> take_back() {
@@ -76,7 +81,7 @@ public:
             const Erasure next = std::move(waiting_.front());
             waiting_.pop_front();
             lock.unlock();
-            const int error = next.slot == kNoBlock ? file_.write_cleared(next.first_sequence) : file_.erase(next.slot);
+            const int error = erase(next);
             if (next.held_back) work_.go_on(*next.held_back);
             lock.lock();
             if (error != 0) next.order->error = error;
@@ -89,11 +94,17 @@ public:
 
 private:
     struct Erasure {
-        Block slot;                    // kNoBlock: all of them
+        Block slot;                    // kNoBlock: all of them, or of a namespace
         std::uint64_t first_sequence;
         OrderRef order;
         std::optional<DiskWork::Work> held_back;
+        std::optional<Namespace> name_space;
     };
+
+    int erase(const Erasure& what) noexcept {
+        if (what.slot != kNoBlock) return file_.erase(what.slot);
+        return what.name_space ? file_.purge(*what.name_space, what.first_sequence) : file_.write_cleared(what.first_sequence);
+    }
 
     void add(Erasure erasure) {
         const std::lock_guard guard(mutex_);

@@ -21,8 +21,9 @@ struct TierFacts {
     // Of a disk tier.
     std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled, retired;
     std::uint64_t dropped;  // of a pool
+    std::uint64_t is_detached;  // of a disk tier
 };
-static_assert(sizeof(TierFacts) == 144);
+static_assert(sizeof(TierFacts) == 152);
 
 class ShownFacts {
 public:

@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <system_error>
@@ -20,6 +22,7 @@
 #include "core/access.hpp"
 #include "core/errors.hpp"
 #include "core/layout.hpp"
+#include "os/clock.hpp"
 #include "os/file_lock.hpp"
 #include "os/fork.hpp"
 #include "os/process.hpp"
@@ -86,7 +89,7 @@ public:
 
     SlotFile(const std::string& folder, const std::string& opener, std::uint64_t row_bytes, std::uint64_t slots,
              const Namespace& name_space, Direct direct, std::optional<std::uint64_t> margin = 0)
-        : row_bytes_(row_bytes), name_space_(name_space) {
+        : row_bytes_(row_bytes), name_space_(name_space), folder_(folder), opener_(opener) {
         const std::string path = folder + "/" + opener;
         headers_ = opened(path + ".headers", 0);
         lock(path + ".headers");
@@ -117,6 +120,9 @@ public:
 
     ~SlotFile() { close(); }
 
+    const std::string& folder() const noexcept { return folder_; }
+    const std::string& opener() const noexcept { return opener_; }
+    const Namespace& name_space() const noexcept { return name_space_; }
     std::uint64_t slots() const noexcept { return pair_.slots; }
     std::uint64_t row_bytes() const noexcept { return row_bytes_; }
     std::uint64_t slot_bytes() const noexcept { return slot_bytes_of(row_bytes_); }
@@ -132,12 +138,14 @@ public:
         header.name_space = name_space_;
         header.sequence = next_sequence_++;
         header.bytes = static_cast<std::uint32_t>(row_bytes_);
+        header.stored = static_cast<std::uint32_t>(os::monotonic_now(CLOCK_REALTIME) / os::kSecond);
         return header;
     }
 
     // 0 or an errno.
     int write(Block slot, SlotHeader header) const noexcept {
         header.crc = header.own_crc();
+        const std::shared_lock not_purged(purging_);
         return os::write_at(headers_.file(), &header, sizeof header, header_at(slot));
     }
     int erase(Block slot) const noexcept {
@@ -152,10 +160,40 @@ public:
         return header;
     }
 
-    // All slots are empty from now on, also those that are being written. Returns what write_cleared() takes.
+    // All slots are empty from now on, also those that are being written. Returns what write_cleared() and purge() take. Any
+    // thread.
     std::uint64_t clear() noexcept {
-        first_sequence_.store(next_sequence_);
-        return next_sequence_;
+        const std::uint64_t now = next_sequence_;
+        for (std::uint64_t first = first_sequence_; first < now && !first_sequence_.compare_exchange_weak(first, now);) {
+        }
+        return now;
+    }
+    std::uint64_t next_sequence() const noexcept { return next_sequence_; }
+
+    // Whether both files still have their names. False if that cannot be said.
+    bool has_names() const noexcept {
+        try {
+            return os::facts_of(headers_.file()).links > 0 && os::facts_of(data_.file()).links > 0;
+        } catch (const std::system_error&) {
+            return false;
+        }
+    }
+
+    // Erases what that namespace has stored before that sequence. One thread at a time. 0 or an errno.
+    int purge(const Namespace& name_space, std::uint64_t before) noexcept {
+        int error = 0;
+        try {
+            for_each_header(headers_.file(), pair_, [&](std::uint64_t slot, const SlotHeader& seen) {
+                if (seen.name_space != name_space || seen.sequence >= before) return;
+                const std::unique_lock alone(purging_);
+                SlotHeader now;  // something else may have been stored there
+                const bool is_it = os::read_at(headers_.file(), &now, sizeof now, header_at(slot)) && now.sequence == seen.sequence;
+                if (const int failed = is_it ? erase(static_cast<Block>(slot)) : 0; failed != 0) error = failed;
+            });
+        } catch (const std::system_error& failed) {
+            error = failed.code().value();
+        }
+        return error;
     }
     // They are for a restart, too. One thread at a time. 0 or an errno.
     int write_cleared(std::uint64_t first_sequence) noexcept {
@@ -168,7 +206,7 @@ public:
     // Both files; nobody uses them. The lock first: a child that is being forked may still have its file for a moment.
     void close() noexcept {
         try {
-            if (headers_.is_intact()) os::unlock(headers_.file(), kLock);
+            if (headers_.is_intact()) os::unlock(headers_.file(), kPairLock);
         } catch (const std::system_error&) {  // then it ends with the file
         }
         data_.close_on_disk();
@@ -189,22 +227,16 @@ public:
     Slots recover() {
         Slots found;
         std::vector<std::pair<std::uint64_t, Block>> foreign;
-        std::vector<SlotHeader> headers(kRecovered);
-        for (std::uint64_t first = 0; first < pair_.slots; first += headers.size()) {
-            const std::uint64_t count = std::min<std::uint64_t>(headers.size(), pair_.slots - first);
-            if (!os::read_at(headers_.file(), headers.data(), count * sizeof(SlotHeader), header_at(first))) break;
-            for (std::uint64_t i = 0; i < count; ++i) {
-                const SlotHeader& header = headers[i];
-                if (!header.is_valid() || header.sequence < pair_.first_sequence || header.bytes != row_bytes_) continue;
-                const auto slot = static_cast<Block>(first + i);
-                next_sequence_ = std::max(next_sequence_, header.sequence + 1);
-                if (header.name_space == name_space_) {
-                    found.own.push_back({header.sequence, slot, header.digest});
-                } else {
-                    foreign.emplace_back(header.sequence, slot);
-                }
+        for_each_header(headers_.file(), pair_, [&](std::uint64_t at, const SlotHeader& header) {
+            if (header.bytes != row_bytes_) return;
+            const auto slot = static_cast<Block>(at);
+            next_sequence_ = std::max<std::uint64_t>(next_sequence_, header.sequence + 1);
+            if (header.name_space == name_space_) {
+                found.own.push_back({header.sequence, slot, header.digest});
+            } else {
+                foreign.emplace_back(header.sequence, slot);
             }
-        }
+        });
         std::ranges::sort(found.own, {}, &Slots::Kept::sequence);
         std::ranges::sort(foreign);
         for (const auto& [sequence, slot] : foreign) found.foreign.push_back(slot);
@@ -212,10 +244,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t kRecovered = 1 << 14;   // headers a read
-    static constexpr std::uint64_t kPidAt = 512;         // in the first page; outside of what has a CRC
-    static constexpr os::LockRange kLock{core::kLockBase, 1};
-
     bool is_ours(const SlotHeader& header) const noexcept {
         return header.is_valid() && header.name_space == name_space_ && header.bytes == row_bytes_ &&
                header.sequence >= first_sequence_.load();
@@ -263,7 +291,14 @@ private:
 
     void lock(const std::string& path) {
         std::uint64_t pid = 0;
-        if (!os::try_lock(headers_.file(), os::LockKind::exclusive, kLock)) {
+        bool is_locked;
+        try {
+            is_locked = os::try_lock(headers_.file(), os::LockKind::exclusive, kPairLock);
+        } catch (const std::system_error& error) {
+            throw core::SegmentRefused("cannot lock " + path + " (" + error.code().message() +
+                                       "): its file system has no locks, so two processes might write there; give another path");
+        }
+        if (!is_locked) {
             if (!os::read_at(headers_.file(), &pid, sizeof pid, kPidAt)) pid = 0;
             throw PairInUse(path, pid);
         }
@@ -357,13 +392,15 @@ private:
 
     const std::uint64_t row_bytes_;
     const Namespace name_space_;
+    const std::string folder_, opener_;
     os::OwnFile headers_;
     os::OwnFile data_;
     bool is_direct_ = false;
     OpenedPair opened_;
     PairHeader pair_;
     std::atomic<std::uint64_t> first_sequence_ = 0;  // the pair's; threads read it
-    std::uint64_t next_sequence_ = 0;
+    std::atomic<std::uint64_t> next_sequence_ = 0;
+    mutable std::shared_mutex purging_;  // shared: writes a header; alone: erases one of another store
 };
 
 }  // namespace memlane::tiers

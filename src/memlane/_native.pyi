@@ -996,6 +996,32 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     CRC-32C, as the tiers compute it, of the bytes after those that gave `crc`.
     """
 
+class PairOutside:
+    """A pair of a disk tier's files, whether a tier has it open or not."""
+
+    def __init__(self, path: str) -> None:
+        """`path`.headers"""
+
+    def owner(self) -> int | None:
+        """The pid of who has it open, 0 if it is unknown, or None."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    def stored(self) -> list[tuple[bytes, int, int, int]]:
+        """
+        (namespace, blocks, when the oldest and the newest were stored) of each.
+        """
+
+    def remove(self, name_space: bytes | None) -> bool:
+        """Removes its blocks, or all; False: a tier has it open."""
+
+def ask_owner(folder: str, opener: str, name_space: bytes | None, timeout: object) -> int | None:
+    """
+    The open tier removes a namespace's blocks, or all: 0, an errno, or None (no answer).
+    """
+
 class PinnedSlots:
     """Blocks that are not evicted; `memlane.tiers.TierPin`."""
 
@@ -1045,9 +1071,9 @@ class DiskTier:
     def wake(self) -> None:
         """Makes the descriptor readable until the next poll."""
 
-    def alerts(self) -> tuple[int, int, list[tuple[bool, int, int]]]:
+    def alerts(self) -> tuple[bool, int, int, list[tuple[bool, int, int]]]:
         """
-        Looks that found it stalled, corrupt blocks, refusals: (is store, errno, blocks).
+        Whether files are gone, looks that found it stalled, corrupt blocks, refusals.
         """
 
     def idle_fileno(self) -> int:

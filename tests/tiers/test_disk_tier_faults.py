@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import SystemFault, TimedOut, Unsupported
+from memlane import SegmentRefused, SystemFault, TimedOut, Unsupported
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import content, key, wait_for
 from tests.base.test_failing_calls import calls, preloaded
@@ -649,6 +649,25 @@ def refused_when_it_is_read(_link: Link, folder: Path) -> None:
         pytest.raises(Unsupported, match="has no O_DIRECT; leave out `direct`"),
     ):
         any_tier_on(folder / "other", rows, capacity=20, direct=True)
+
+
+def without_locks(_link: Link, folder: Path) -> None:
+    """Role: a file system that knows no locks."""
+    rows = np.zeros((8, ROW), np.uint8)
+    said = rf"cannot lock {folder}/kv/0.headers \(.*\): its file system has no locks"
+    for error in (errno.ENOLCK, errno.EOPNOTSUPP):
+        with (
+            calls().failing(Fault("open", 1, "fcntl", error))("open"),
+            pytest.raises(SegmentRefused, match=said),
+        ):
+            tier_on(folder / "kv", rows, capacity=20)
+    with tier_on(folder / "kv", rows, capacity=20) as tier:
+        assert store(tier, rows, 1)
+
+
+def test_a_disk_without_locks_is_named(tmp_path: Path) -> None:
+    """The error is about the tier's file, not about /dev/shm."""
+    start(without_locks, tmp_path, method="spawn", command=preloaded()).result()
 
 
 def test_direct_is_tried_before_it_is_used(tmp_path: Path) -> None:

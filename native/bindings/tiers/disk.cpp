@@ -24,6 +24,8 @@
 #include "bindings/tiers/pool_object.hpp"
 #include "os/fork.hpp"
 #include "tiers/disk_tier.hpp"
+#include "tiers/pair_outside.hpp"
+#include "tiers/tier_request.hpp"
 
 namespace memlane::bindings {
 
@@ -54,6 +56,7 @@ struct OpenTier {
         facts.expired = now.stores.expired + now.loads.expired;
         facts.queue = now.waiting;
         facts.is_stalled = tier.is_stalled() ? 1 : 0;
+        facts.is_detached = io.folder().is_detached() ? 1 : 0;
         shown.publish(facts);
     }
 
@@ -146,6 +149,7 @@ public:
                     opened.publish();
                 }
             } wake{opened, wakes};
+            opened.tier.notice_emptied();
             return work(opened.tier);
         });
     }
@@ -268,6 +272,40 @@ private:
     std::uint64_t generation_ = os::fork_generation().load();
 };
 
+std::optional<tiers::Namespace> namespace_from(const std::optional<nb::bytes>& bytes) {
+    if (!bytes) return std::nullopt;
+    tiers::Namespace made{};
+    std::memcpy(made.data(), bytes->c_str(), std::min(made.size(), bytes->size()));
+    return made;
+}
+
+using Stored = nb::typed<nb::tuple, nb::bytes, std::uint64_t, std::uint32_t, std::uint32_t>;
+nb::typed<nb::list, Stored> stored_in(const tiers::PairOutside& pair) {
+    const auto found = without_gil([&] { return pair.stored(); });
+    nb::typed<nb::list, Stored> made;
+    for (const auto& [name_space, of] : found)
+        made.append(nb::make_tuple(nb::bytes(name_space.data(), name_space.size()), of.blocks, of.oldest, of.newest));
+    return made;
+}
+
+// 0 or an errno; nullopt: no answer.
+std::optional<int> ask_owner(const std::string& folder, const std::string& opener, const std::optional<nb::bytes>& name_space,
+                             nb::handle timeout) {
+    tiers::TierRequest request;
+    if (const auto purged = namespace_from(name_space)) {
+        request.what = tiers::TierRequest::What::purge;
+        request.name_space = *purged;
+    }
+    const os::Deadline deadline = to_deadline(timeout);
+    const tiers::AskedRequest asked(folder, opener, request);
+    for (;;) {
+        const os::Nanoseconds left = deadline.at() - os::monotonic_now();
+        const auto answer = without_gil([&] { return asked.wait(std::clamp<os::Nanoseconds>(left, 0, os::kSecond)); });
+        if (answer || left <= 0) return answer;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
 using Facts = nb::typed<nb::dict, nb::str, nb::any>;
 
 Facts facts_of(tiers::DiskIo& io) {
@@ -275,6 +313,7 @@ Facts facts_of(tiers::DiskIo& io) {
     const std::uint64_t slots = io.file().slots(), slot_bytes = io.file().slot_bytes();
     const bool is_direct = io.file().is_direct();
     const char* const engine = io.engine();  // static text
+    const int unwatched = io.folder().error();
     Facts made;
     made["engine"] = engine;
     made["slots"] = slots;
@@ -289,6 +328,7 @@ Facts facts_of(tiers::DiskIo& io) {
     made["refused"] = facts.refused;
     made["was_damaged"] = facts.was_damaged;
     made["other_row_bytes"] = facts.other_row_bytes;
+    made["unwatched"] = unwatched;
     return made;
 }
 
@@ -305,7 +345,7 @@ Facts statistics_of(OpenTier& opened) {
     const tiers::PoolStatistics pool = opened.pool.pool().statistics();
     const std::uint32_t slots = opened.pool.pool().blocks();
     const tiers::DiskCounts counts = opened.tier.counts();
-    const bool is_stalled = opened.tier.is_stalled();
+    const bool is_stalled = opened.tier.is_stalled(), is_detached = opened.io.folder().is_detached();
     const auto now = opened.io.work().statistics();
     const tiers::Latencies stores = opened.io.work().latencies(tiers::Direction::store);
     const tiers::Latencies loads = opened.io.work().latencies(tiers::Direction::load);
@@ -321,6 +361,7 @@ Facts statistics_of(OpenTier& opened) {
     made["retired"] = pool.retired;
     made["queue"] = now.waiting;
     made["stalled"] = is_stalled;
+    made["detached"] = is_detached;
     add_counts(made, "store_", now.stores, stores);
     add_counts(made, "load_", now.loads, loads);
     return made;
@@ -345,6 +386,23 @@ void bind_disk(nb::module_& m) {
         },
         "data"_a, "crc"_a = 0, nb::sig("def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int"),
         "CRC-32C, as the tiers compute it, of the bytes after those that gave `crc`.");
+
+    using tiers::PairOutside;
+    nb::class_<PairOutside>(m, "PairOutside", "A pair of a disk tier's files, whether a tier has it open or not.")
+        .def(nb::init<const std::string&>(), "path"_a, "`path`.headers")
+        .def("owner", &PairOutside::owner, "The pid of who has it open, 0 if it is unknown, or None.")
+        .def_prop_ro("slots", [](const PairOutside& self) { return self.pair().slots; })
+        .def_prop_ro("slot_bytes", [](const PairOutside& self) { return tiers::slot_bytes_of(self.pair().row_bytes); })
+        .def("stored", &stored_in, "(namespace, blocks, when the oldest and the newest were stored) of each.")
+        .def(
+            "remove",
+            [](PairOutside& self, const std::optional<nb::bytes>& name_space) {
+                const auto purged = namespace_from(name_space);
+                return without_gil([&] { return self.remove(purged); });
+            },
+            "name_space"_a.none(), "Removes its blocks, or all; False: a tier has it open.");
+    m.def("ask_owner", &ask_owner, "folder"_a, "opener"_a, "name_space"_a.none(), "timeout"_a,
+          "The open tier removes a namespace's blocks, or all: 0, an errno, or None (no answer).");
 
     nb::class_<PinnedSlots>(m, "PinnedSlots", "Blocks that are not evicted; `memlane.tiers.TierPin`.")
         .def("release", &PinnedSlots::release);
@@ -443,15 +501,16 @@ void bind_disk(nb::module_& m) {
                 const auto stalled = opened.tier.counts().stalled;
                 const auto refused = opened.tier.counts().refused;
                 using Refused = nb::typed<nb::tuple, bool, int, int>;
-                using Alerts = nb::typed<nb::tuple, int, int, nb::typed<nb::list, Refused>>;
+                const bool is_detached = opened.io.folder().is_detached();
+                using Alerts = nb::typed<nb::tuple, bool, int, int, nb::typed<nb::list, Refused>>;
                 nb::list each;
                 for (const auto& [of, count] : refused) {
                     const auto& [direction, error] = of;
                     each.append(nb::make_tuple(direction == tiers::Direction::store, error, count));
                 }
-                return Alerts(nb::make_tuple(stalled, corrupt, each));
+                return Alerts(nb::make_tuple(is_detached, stalled, corrupt, each));
             },
-            "Looks that found it stalled, corrupt blocks, refusals: (is store, errno, blocks).")
+            "Whether files are gone, looks that found it stalled, corrupt blocks, refusals.")
         .def(
             "idle_fileno",
             [](const DiskObject& self) {

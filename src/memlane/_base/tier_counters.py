@@ -49,5 +49,6 @@ TIER_COUNTERS = (
     TierCounter(
         "dropped", "counter", "Evicted blocks that were lost for lack of spare blocks.", "pool"
     ),
+    TierCounter("detached", "gauge", "1 if the tier's files were deleted or moved.", "disk"),
 )
 """In the order of the segment."""

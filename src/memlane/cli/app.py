@@ -189,6 +189,25 @@ def _check_pid(pid: int) -> None:
         )
 
 
+@app.command("tier")
+def show_tier(
+    path: Annotated[Path, typer.Argument(help="The folder of a disk tier.")],
+    purge: Annotated[
+        str | None,
+        typer.Option(metavar="NAMESPACE", help="Remove its blocks; text, or an id that is shown."),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all blocks.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what a disk tier has, by namespace, and remove blocks, also of a running engine."""
+    from memlane.cli import tier
+
+    if clear and purge is not None:
+        raise fail("give --purge or --clear")
+    with _in_a_line():
+        tier.run(path, purge, clear, json)
+
+
 @app.command("doctor")
 def look_at_machine(json: AsJson = False) -> None:
     """Say what on this machine will cause trouble, and how to fix it; exit code 1 if so."""

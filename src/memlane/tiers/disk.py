@@ -104,6 +104,8 @@ class DiskStatistics:
         retired: slots that are not used because the disk refused to write or read them. One is
             tried again after a second, then after two, four, up to a minute; if it takes a block,
             all are used again.
+        detached: whether a file of the tier, or its folder, was deleted or moved. Blocks are still
+            stored and loaded, but a restart finds none where they were.
     """
 
     capacity: int
@@ -125,6 +127,7 @@ class DiskStatistics:
     stalled: bool
     engine: Engine
     retired: int
+    detached: bool
 
 
 class DiskTier(Tier):
@@ -244,6 +247,10 @@ class DiskTier(Tier):
             warn(
                 "could not reserve disk space for the tier in %s (%s); stores may fail", folder, why
             )
+        if facts["unwatched"]:
+            why = os.strerror(facts["unwatched"])
+            line = "cannot watch the folder of the tier in %s (%s): `memlane tier` cannot empty it"
+            warn(line, folder, why)
         if facts["was_damaged"]:
             warn("the first page of the tier in %s is damaged: its blocks are dropped", folder)
         if facts["other_row_bytes"]:
@@ -359,8 +366,13 @@ class DiskTier(Tier):
     def _troubles(self) -> Iterator[tuple[str, int, str]]:
         """Yields what may be wrong with the disk: a line for the log, how often it was seen, and
         what is counted there."""
-        stalled, corrupt, refused = self._native.alerts()
+        detached, stalled, corrupt, refused = self._native.alerts()
         where = self._folder
+        line = (
+            f"the files of the tier in {where} were deleted or moved: a restart will not find its "
+            "blocks, and their space is free again only when the tier is closed"
+        )
+        yield line, int(detached), "times"
         line = f"the tier in {where} does not answer: nothing is stored or loaded until it does"
         yield line, stalled, "times"
         line = f"the tier in {where} has found blocks that are not what was stored"
@@ -428,6 +440,7 @@ class DiskTier(Tier):
             stalled=now["stalled"],
             engine=self.engine,
             retired=now["retired"],
+            detached=now["detached"],
         )
 
     # Life ------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""`memlane tier`: what a disk tier's folder has, whether an engine has it open or not, and the
+removal of blocks: by the engine's tier if it is open, else here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memlane._base.diagnosis import warn
+from memlane._native import PairOutside, ask_owner
+from memlane.cli import show
+from memlane.errors import InvalidArgument, TimedOut, system_fault
+from memlane.tiers.tier import Namespace
+
+_HEADERS = ".headers"
+_PATIENCE = 6.0  # seconds for the owner's answer; it waits four for its disk
+
+_COLUMNS = [
+    ("OPENER", "left"),
+    ("NAMESPACE", "left"),
+    ("BLOCKS", "right"),
+    ("BYTES", "right"),
+    ("OLDEST", "right"),
+    ("NEWEST", "right"),
+]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The blocks of one namespace. Seconds since they were stored; None if that is unknown."""
+
+    namespace: str
+    blocks: int
+    bytes: int
+    oldest: float | None
+    newest: float | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of one opener. `pid`: who has them open; 0 if that is unknown, None if nobody."""
+
+    opener: str
+    pid: int | None
+    slots: int
+    slot_bytes: int
+    namespaces: list[Stored]
+
+
+def run(path: Path, purged: str | None, clears: bool, as_json: bool) -> None:
+    """Args:
+        purged: a namespace, as text or by its id, whose blocks are removed.
+        clears: all blocks are removed.
+
+    Raises:
+        InvalidArgument: there is no disk tier, or it has nothing of that namespace.
+        TimedOut: the process that has the tier open does not answer.
+        MemlaneError: the files cannot be read or changed.
+    """
+    found = pairs_in(path)
+    removed = 0
+    if purged is not None or clears:
+        name_space = None if purged is None else _id_of(purged)
+        which = None if name_space is None else name_space.hex()
+        having = [pair for pair in found if clears or _count(pair, which)]
+        if not having:
+            raise InvalidArgument(f"{path} has no blocks of the namespace {purged!r}")
+        for pair in having:
+            removed += _count(pair, which)
+            _remove(path, pair.opener, name_space)
+        found = pairs_in(path)
+    if as_json:
+        openers = [asdict(pair) for pair in found]
+        show.print_json({"path": os.fspath(path), "removed": removed, "openers": openers})
+        return
+    console = show.console()
+    rows = [_row(pair, of) for pair in found for of in pair.namespaces]
+    if rows:
+        console.print(show.table(_COLUMNS, rows, console.width))
+    show.print_lines(console, map(_line, found))
+    if purged is not None or clears:
+        console.print(f"removed {removed}")
+
+
+def pairs_in(path: Path) -> list[Pair]:
+    """Returns what each opener's files have. Raises as `run`."""
+    try:
+        names = sorted(each.name for each in path.iterdir() if each.name.endswith(_HEADERS))
+    except OSError as error:
+        raise InvalidArgument(f"cannot list {path}: {error.strerror}") from None
+    if not names:
+        raise InvalidArgument(f"{path} is no folder of a disk tier: it has no *{_HEADERS}")
+    return [_pair(path, name.removesuffix(_HEADERS)) for name in names]
+
+
+def _pair(path: Path, opener: str) -> Pair:
+    pair = PairOutside(os.fspath(path / opener))
+    now = time.time()
+
+    def age(stored: int) -> float | None:
+        return max(0.0, now - stored) if stored else None
+
+    stored = [
+        Stored(which.hex(), blocks, blocks * pair.slot_bytes, age(oldest), age(newest))
+        for which, blocks, oldest, newest in pair.stored()
+    ]
+    return Pair(opener, pair.owner(), pair.slots, pair.slot_bytes, stored)
+
+
+def _id_of(namespace: str) -> bytes:
+    if re.fullmatch("[0-9a-f]{32}", namespace):
+        return bytes.fromhex(namespace)
+    return Namespace(namespace).id
+
+
+def _count(pair: Pair, namespace: str | None) -> int:
+    of = [each.blocks for each in pair.namespaces if namespace in (None, each.namespace)]
+    return sum(of)
+
+
+def _remove(path: Path, opener: str, name_space: bytes | None) -> None:
+    pair = PairOutside(os.fspath(path / opener))
+    if pair.remove(name_space):
+        return
+    error = ask_owner(os.fspath(path), opener, name_space, _PATIENCE)
+    if error is None and pair.remove(name_space):  # its owner has ended meanwhile
+        return
+    owner = pair.owner()
+    who = f"process {show.process(owner)}" if owner else "its process"
+    if error is None:
+        why = "it is stopped, has another memlane, or its log says that it cannot watch the folder"
+        raise TimedOut(f"{who} has {path}/{opener} open and did not answer: {why}", _PATIENCE)
+    if error == errno.ETIMEDOUT:
+        warn("the disk of %s/%s does not answer yet: %s removes blocks later", path, opener, who)
+    elif error:
+        raise system_fault(error, f"{who} could not remove blocks of {path}/{opener}")
+
+
+def _row(pair: Pair, of: Stored) -> list[str]:
+    ages = ["" if age is None else show.duration(age) for age in (of.oldest, of.newest)]
+    return [pair.opener, of.namespace, str(of.blocks), show.nbytes(of.bytes), *ages]
+
+
+def _line(pair: Pair) -> str:
+    used = sum(of.blocks for of in pair.namespaces)
+    size = show.nbytes(pair.slots * pair.slot_bytes)
+    if pair.pid is None:
+        state = "not open"
+    else:
+        state = f"open in {show.process(pair.pid) if pair.pid else 'another process'}"
+    each = show.nbytes(pair.slot_bytes)
+    return f"{pair.opener}: {used} of {pair.slots} blocks of {each}, {size} in all, {state}"
