@@ -19,9 +19,9 @@ inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", l
 // Major: raise it for what a process of an earlier version would get wrong; such a segment cannot be used. 3: a ring's
 // writer gives space of chunks back (RingWaits::given_back), so a reader that does not look at that count would touch
 // pages without space. 4: a ring has a section more, of delivery times. Minor: raise it for fields in reserved bytes that may
-// be ignored. 4.1: `openings`. 4.2: `answers_to`.
+// be ignored. 4.1: `openings`. 4.2: `answers_to`. 4.3: `label`.
 inline constexpr std::uint32_t kLayoutMajor = 4;
-inline constexpr std::uint32_t kLayoutMinor = 2;
+inline constexpr std::uint32_t kLayoutMinor = 3;
 // Features, of a ring: readers attach at any time, and their first message is at `admitted`.
 inline constexpr std::uint64_t kLateReaders = 1;
 // The documented flags say nothing: readers get the latest message only (broadcast/latest.hpp).
@@ -79,7 +79,8 @@ struct SegmentHeader {
     std::uint32_t reserved_3[3];
     // Of a ring, by either end, for observers: the id of the ring whose messages are answered in this one; zeros: none.
     std::uint64_t answers_to[2];
-    std::uint32_t reserved_4[24];
+    char label[40];  // by either end, for observers: what people call it (label_of), then zeros
+    std::uint32_t reserved_4[14];
 
     SectionEntry sections[kMaxSections];
 };
@@ -88,6 +89,7 @@ static_assert(offsetof(SegmentHeader, system) == 64);
 static_assert(offsetof(SegmentHeader, membership) == 128);
 static_assert(offsetof(SegmentHeader, answers_to) == 144);
 static_assert(sizeof(SegmentId) == sizeof(SegmentHeader::answers_to));
+static_assert(offsetof(SegmentHeader, label) == 160);
 static_assert(offsetof(SegmentHeader, sections) == 256);
 
 // A participant's slot: its identity in the first 64 bytes, counters in the second. Only the process that holds the

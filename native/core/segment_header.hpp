@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -79,6 +80,21 @@ inline std::optional<SegmentHeader> copy_header(const os::FileDescriptor& file, 
     SegmentHeader seen;
     if (!os::read_at(file, &seen, sizeof seen, offset) || seen.header_offset != offset) return std::nullopt;
     return seen;
+}
+
+// What people call the segment; empty: nothing. Letters, digits and `._-[]/` only, as a peer may have written anything.
+inline std::string label_of(const SegmentHeader& h) {
+    std::string label;
+    for (const char& each : h.label) {
+        const char seen = load_relaxed(each);
+        const bool is_letter = (seen >= 'a' && seen <= 'z') || (seen >= 'A' && seen <= 'Z') || (seen >= '0' && seen <= '9');
+        if (!is_letter && (seen == 0 || std::strchr("._-[]/", seen) == nullptr)) break;
+        label += seen;
+    }
+    return label;
+}
+inline void set_label(SegmentHeader& h, const std::string& label) noexcept {
+    for (std::size_t i = 0; i < sizeof h.label; ++i) store_relaxed(h.label[i], i < label.size() ? label[i] : '\0');
 }
 
 inline std::string to_text(const Geometry& g) {

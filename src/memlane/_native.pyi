@@ -128,6 +128,12 @@ class HeldSegment:
     @property
     def size(self) -> int: ...
     @property
+    def label(self) -> str:
+        """What people call it, or an empty string."""
+
+    @label.setter
+    def label(self, arg: str, /) -> None: ...
+    @property
     def is_open(self) -> bool: ...
 
 class Sightings:
@@ -363,6 +369,10 @@ class RingWriter:
     @property
     def position(self) -> int: ...
     @property
+    def label(self) -> str:
+        """What people call the queue, or an empty string."""
+
+    @property
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
@@ -443,6 +453,10 @@ class RingReader:
     def is_latest(self) -> bool: ...
     @property
     def position(self) -> int: ...
+    @property
+    def label(self) -> str:
+        """What people call the queue, or an empty string."""
+
     @property
     def slot(self) -> int: ...
     @property

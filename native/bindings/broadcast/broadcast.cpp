@@ -36,6 +36,7 @@ void bind_end(nb::class_<Bound>& end) {
         .def_prop_ro("has_late_readers", [](Bound& self) { return self.readable().has_late_readers(); })
         .def_prop_ro("is_latest", [](Bound& self) { return self.readable().ring().is_latest(); })
         .def_prop_ro("position", &Bound::position)
+        .def_prop_ro("label", &Bound::label, "What people call the queue, or an empty string.")
         .def_prop_ro("slot", [](Bound& self) { return self.slot(); })
         .def_prop_ro("ranks", &Bound::ranks)
         .def_prop_ro("absent_elsewhere", [](Bound& self) { return self.readable().participants().absent_elsewhere(); })

@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -130,6 +131,11 @@ public:
         const core::ParticipantSlot& own = readable().participants().slot(core().slot());
         return nb::make_tuple(core().messages(), core::load_relaxed(own.bytes), core::load_relaxed(own.waits),
                               core::load_relaxed(own.spills));
+    }
+    // What people call the segment; either end may change it.
+    std::string label() {
+        readable();
+        return core::label_of(segment_->header());
     }
     bool is_closed() const noexcept { return closed_; }
     // The position it had when it was closed.

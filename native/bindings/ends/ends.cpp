@@ -14,6 +14,7 @@ void bind_ends(nb::module_& m) {
     nb::class_<HeldSegment>(m, "HeldSegment", "A segment that this process holds.")
         .def_prop_ro("name", [](const HeldSegment& self) { return self.segment()->name(); })
         .def_prop_ro("size", [](const HeldSegment& self) { return self.segment()->bytes(); })
+        .def_prop_rw("label", &HeldSegment::label, &HeldSegment::set_label, "What people call it, or an empty string.")
         .def_prop_ro("is_open", [](const HeldSegment& self) { return self.segment()->is_open(); });
 
     nb::class_<Sightings>(m, "Sightings", "A snapshot of peers.")

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "bindings/python/buffer.hpp"
@@ -28,6 +29,15 @@ Array to_array(const nb::bytes& text) {
 class HeldSegment {
 public:
     const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }
+    std::string label() const {
+        check_open();
+        return core::label_of(segment_->header());
+    }
+    // For observers; Python has checked it.
+    void set_label(const std::string& label) {
+        check_open();
+        core::set_label(segment_->header(), label);
+    }
 
 protected:
     explicit HeldSegment(std::shared_ptr<core::Segment> segment) : segment_(std::move(segment)) {}

@@ -168,10 +168,12 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
         return SystemExit()
     match what:
         case "timed_out":
-            return TimedOut(Awaited(end, f"timed out after {timeout} s waiting for "), timeout)
+            late = f"{_of_queue(end)}timed out after {timeout} s waiting for "
+            return TimedOut(Awaited(end, late), timeout)
         case "not_ready":
             missing = names_of(absent_readers(end))
-            return TimedOut(f"timed out after {timeout} s waiting for {missing}", timeout)
+            late = f"{_of_queue(end)}timed out after {timeout} s waiting for {missing}"
+            return TimedOut(late, timeout)
         case "cancelled":
             return Cancelled()
         case "peer_died":
@@ -180,6 +182,11 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
             return no_memory()
     kind, text = _TEXTS[what]
     return kind(text)
+
+
+def _of_queue(end: RingEnd) -> str:
+    """How an error about a queue that has a name begins."""
+    return f"queue {end.label}: " if end.label else ""
 
 
 def no_memory() -> OutOfMemory:
@@ -214,7 +221,8 @@ def _death(end: RingEnd, slot: int) -> MemlaneError:
     who = participant(end, slot)
     where = "" if who.is_of_here else " in its own pid namespace, which is not this one,"
     taken = who.slot.position if slot == 0 else who.slot.taken(end.has_late_readers)
-    detail = f"{where} after {taken} messages, {who.last_progress}"
+    queue = f" of queue {end.label}" if end.label else ""
+    detail = f"{where} after {taken} messages{queue}, {who.last_progress}"
     pid = who.slot.pid
     if isinstance(end, RingReader) and slot == 0:
         if (origin := end.origin) is None:
@@ -355,10 +363,11 @@ def deserted(ranks: Sequence[int], seconds: float) -> str:
     )
 
 
-def blocked(who: str, waited: float, reason: str, awaited: object) -> str:
-    """The line about a wait of this process: who waits, how long, what for, and for whom."""
-    pid = os.getpid()
-    return blame.blocked(blame.headline(who, pid, name_of(pid), waited, reason), awaited)
+def blocked(who: str, waited: float, reason: str, awaited: object, label: str = "") -> str:
+    """The line about a wait of this process: who waits, how long, what for, and for whom; `label`
+    is the name of the queue, if it has one."""
+    pid, where = os.getpid(), f" of {label}" if label else ""
+    return blame.blocked(blame.headline(who, pid, name_of(pid), waited, reason, where), awaited)
 
 
 def report(end: RingEnd, wait: str, waited: float) -> None:
@@ -370,12 +379,13 @@ def stall_line(end: RingEnd, wait: str, waited: float) -> str:
     """The line about a wait of `end` that has lasted `waited` seconds so far."""
     match wait:
         case "chunk":
-            return blocked("writer", waited, f"no free chunk{VLLM_WORDS}", Awaited(end))
+            return blocked("writer", waited, f"no free chunk{VLLM_WORDS}", Awaited(end), end.label)
         case "ready":
             reason = "not all readers have attached to the queue"
-            return blocked(role_of(end), waited, reason, names_of(absent_readers(end)))
+            absent = names_of(absent_readers(end))
+            return blocked(role_of(end), waited, reason, absent, end.label)
         case _:
-            return blocked(role_of(end), waited, "no new message", Awaited(end))
+            return blocked(role_of(end), waited, "no new message", Awaited(end), end.label)
 
 
 def role_of(end: RingEnd) -> str:

@@ -13,6 +13,7 @@ from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
 from memlane._base.handle_text import check_version, handle_in, handle_text
+from memlane._base.labels import LONGEST, checked_label
 from memlane._base.naming import names_of
 from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 _NOTHING = object()
 _MOST_WRITERS = 1 << 12
+_LONGEST_NAME = LONGEST - len("[4095]")
 _CANCEL_SLICE = 0.1  # seconds
 _LONGEST_SLICE = 86400.0  # poll() takes milliseconds as a 32-bit int
 
@@ -112,10 +114,11 @@ def _ring_of(handle: GatherHandle) -> RingAddress:
 class _Ring(LocalEnd[RingReader]):
     """The reader's end of one writer's ring, which it has created."""
 
-    def __init__(self, geometry: RingGeometry, rank: int, codec: Codec) -> None:
+    def __init__(self, geometry: RingGeometry, rank: int, codec: Codec, label: str) -> None:
         self.id = new_id()
         self.rank = rank
         segment = RingSegment.create(geometry, self.id, name_of(self.id), RESERVED_CHUNK_BYTES, 1)
+        segment.label = label and f"{label}[{rank}]"
         super().__init__(segment, lambda: RingReader(segment, [0], codec, 0, 0, None))
 
     @property
@@ -146,11 +149,11 @@ class _Reader:
 
     SLEEPS = True  # by one sleep for all rings, where the system can do that
 
-    def __init__(self, geometry: RingGeometry, n_writer: int, codec: Codec) -> None:
+    def __init__(self, geometry: RingGeometry, n_writer: int, codec: Codec, label: str) -> None:
         self.rings: list[_Ring] = []
         with ExitStack() as undo:
             for rank in range(n_writer):
-                self.rings.append(_Ring(geometry, rank, codec))
+                self.rings.append(_Ring(geometry, rank, codec, label))
                 undo.callback(self.rings[-1].abandon)
             self._gather = RingGather([ring.native for ring in self.rings], _NOTHING)
             undo.pop_all()
@@ -374,6 +377,8 @@ class Gather(AnyQueue[M]):
         max_chunk_bytes, max_chunks: of each writer's ring, as for `MessageQueue`.
         max_extent_bytes: size of each writer's pool for larger messages, as for `MessageQueue`.
         serializer: "pickle", or "msgpack", which executes no code when decoding.
+        name: what people call the gather, at most 34 characters of those that a queue may have;
+            each writer's ring has it with the writer's rank, as `replies[2]`.
 
     Raises:
         InvalidArgument: no writer, or too many.
@@ -396,11 +401,13 @@ class Gather(AnyQueue[M]):
         *,
         max_extent_bytes: int = 1024 * 1024 * 1024,
         serializer: str = "pickle",
+        name: str | None = None,
     ) -> None:
         count = integer_from("n_writer", n_writer, 1, _MOST_WRITERS)
         geometry = ring_geometry(1, max_chunk_bytes, max_chunks)
         pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
-        reader = _Reader(geometry, count, codec_of(serializer))
+        label = checked_label(name, _LONGEST_NAME)
+        reader = _Reader(geometry, count, codec_of(serializer), label)
         self._geometry, self._pool, self._serializer = geometry, pool, serializer
         self._setup(reader, None)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
+from memlane._base.labels import checked_label
 from memlane._base.lifetime import undone_by
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
@@ -123,6 +124,8 @@ class MessageQueue(AnyQueue[M]):
         relay: the first reader of each remote host relays messages to the others there.
         late_readers: readers may attach at any time, and get messages from the next one on; nobody
             waits for a reader that has not attached.
+        name: what people call the queue; shown by every command, in errors, log lines and metrics.
+            At most 40 ASCII letters, digits and `. _ - [ ] /`.
         mode: "all", or "latest": the writer never waits, whatever its calls say of waiting, and
             each reader gets the latest message that it has not seen, not those before. There are
             then at least `n_reader + 2` chunks.
@@ -170,6 +173,7 @@ class MessageQueue(AnyQueue[M]):
         relay: bool = False,
         late_readers: bool = False,
         mode: Mode = "all",
+        name: str | None = None,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = integer_from("n_local_reader", n_local_reader, 0)
@@ -192,30 +196,32 @@ class MessageQueue(AnyQueue[M]):
             relay=relay,
             late_readers=late_readers,
         )
+        label = checked_label(name)
         queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
-        if local == readers:
-            here = (
-                LocalWriter(
-                    geometry,
-                    queue_id,
-                    ranks,
-                    codec,
-                    pool,
-                    has_others=False,
-                    has_late_readers=late_readers,
-                    is_latest=mode == "latest",
-                )
-                if local
-                else LonelyWriter(geometry.max_chunk_bytes)
-            )
-            self._setup(handle, geometry, here, None, late_readers)
-            return
-        with fork_waits:
-            from memlane.broadcast.network.writer import writer_with_remote_readers
+        end: WriterEnd
+        if local < readers:
+            with fork_waits:
+                from memlane.broadcast.network.writer import writer_with_remote_readers
 
-        end = writer_with_remote_readers(handle, geometry, codec, pool, readers - local, options)
+            others = readers - local
+            end = writer_with_remote_readers(handle, geometry, codec, pool, others, options)
+        elif local:
+            end = LocalWriter(
+                geometry,
+                queue_id,
+                ranks,
+                codec,
+                pool,
+                has_others=False,
+                has_late_readers=late_readers,
+                is_latest=mode == "latest",
+            )
+        else:
+            end = LonelyWriter(geometry.max_chunk_bytes)
         self._setup(handle, geometry, end, None, late_readers)
+        if label:
+            self.name = label
 
     @classmethod
     def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:
@@ -348,6 +354,19 @@ class MessageQueue(AnyQueue[M]):
         if end is None:
             raise Closed("this queue was never opened")
         return end
+
+    @property
+    def name(self) -> str:
+        """What people call the queue. Either end may set it; kept in the ring, so it is empty in a
+        process without one: a remote reader, or a writer whose readers are all remote."""
+        ring = self._end.segment
+        return "" if ring is None else ring.label
+
+    @name.setter
+    def name(self, name: str) -> None:
+        label = checked_label(name)
+        if (ring := self._end.segment) is not None:
+            ring.label = label
 
     @property
     def buffer(self) -> ShmRingBuffer | None:

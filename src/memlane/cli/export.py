@@ -20,7 +20,7 @@ from typing import Any
 
 from memlane._base.blame import blocked, listed
 from memlane.cli.ls import as_json
-from memlane.cli.show import json_text, short_name
+from memlane.cli.show import json_text, title
 from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space
@@ -95,7 +95,7 @@ def _stuck(wait: Wait) -> dict[str, Any]:
     awaited = listed(wait.facts)
     if wait.absent_elsewhere:
         awaited += f" and {wait.absent_elsewhere} readers on other hosts"
-    first = headline(wait, short_name(wait.segment))
+    first = headline(wait, title(wait.segment, wait.label))
     return {
         "segment": wait.segment,
         "waiter": wait.waiter.pid,

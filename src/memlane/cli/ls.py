@@ -29,7 +29,7 @@ COLUMNS = [
 def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
     """The cells of COLUMNS."""
     return [
-        show.short_name(segment.name),
+        show.title(segment.name, segment.label),
         segment.kind,
         show.size(segment),
         show.used(segment),

@@ -141,6 +141,11 @@ def short_name(name: str) -> str:
     return name
 
 
+def title(name: str, label: str) -> str:
+    """What people call a segment, or else its name, shortened."""
+    return label or short_name(name)
+
+
 def process(pid: int) -> str:
     """Pid and title, or program and script, never arguments."""
     return f"{pid} {processes.name_of(pid)}".rstrip()

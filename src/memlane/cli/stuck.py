@@ -110,7 +110,7 @@ class Look:
     def start_lines(self) -> list[str]:
         """A line for each start."""
         return [
-            f"starting: {headline(wait, show.short_name(wait.segment))}; waiting for "
+            f"starting: {headline(wait, show.title(wait.segment, wait.label))}; waiting for "
             + (listed(wait.facts) or f"{wait.absent_elsewhere} readers on other hosts")
             for wait in self.starts()
         ]
@@ -123,6 +123,7 @@ class Look:
         """Seconds instead of times; a stack as a list of lines, the innermost first."""
         return {
             "segment": wait.segment,
+            "label": wait.label,
             "waiter": self._participant(wait.waiter),
             "seconds": wait.seconds,
             "reason": wait.reason,
@@ -161,7 +162,7 @@ class Look:
             title = title_of(who)
             process = f"pid {who.pid} {title}".rstrip()
             return [f"{name} ({process}) waits for that writer in turn"]
-        made = [headline(wait, show.short_name(wait.segment))]
+        made = [headline(wait, show.title(wait.segment, wait.label))]
         if not wait.is_decided:
             made.append(_ONE_OF)
         for awaited, facts in zip(wait.awaited, wait.facts, strict=True):

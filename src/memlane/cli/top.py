@@ -41,7 +41,7 @@ def _lag(segment: Segment) -> int:
 
 
 _SORTS: dict[str, Callable[[Segment, float], tuple[float, str]]] = {
-    "name": lambda segment, rate: (0, segment.name),
+    "name": lambda segment, rate: (0, segment.label or segment.name),
     "rate": lambda segment, rate: (-rate, segment.name),
     "lag": lambda segment, rate: (-_lag(segment), segment.name),
     "size": lambda segment, rate: (-segment.used, segment.name),
@@ -96,7 +96,8 @@ class View:
         rates = self._rates.of(seen, time.monotonic())
         kind, name = self._kinds[0], self._name
         order = _SORTS[self._sorts[0]]
-        shown = [each for each in seen if kind in ("", each.kind) and name in each.name]
+        known = [each for each in seen if name in each.name or name in each.label]
+        shown = [each for each in known if kind in ("", each.kind)]
         shown.sort(key=lambda segment: order(segment, rates.get(segment.name, 0.0)))
         rows = [_row(segment, rates.get(segment.name)) for segment in shown]
         filtered = f", only {kind}" if kind else ""
@@ -114,7 +115,7 @@ def _row(segment: Segment, per_second: float | None) -> list[str]:
     is_queue = segment.kind == "queue"
     lent = sum(who.lent for who in people)
     return [
-        show.short_name(segment.name),
+        show.title(segment.name, segment.label),
         segment.kind,
         show.holders(segment),
         show.rate(per_second),

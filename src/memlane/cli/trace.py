@@ -12,7 +12,7 @@ from typing import Any
 
 from memlane._base import processes
 from memlane._base.slots import ATTACHED, VIEWS
-from memlane.cli.show import json_text, replacing, short_name
+from memlane.cli.show import json_text, replacing, title
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header
 from memlane.inspect.segment import Known, files, look, opened
@@ -75,7 +75,7 @@ class Track:
 class Watched:
     """An open segment and its rows; `counters` are of the lag of each reader."""
 
-    name: str
+    title: str
     file: int
     header: Header
     tracks: list[Track]
@@ -110,7 +110,7 @@ class Watched:
             for track, (state, _, _, position, *_) in zip(self.tracks[1:], slots[1:], strict=True)
             if state == ATTACHED
         }
-        name = f"lag of {short_name(self.name)}"
+        name = f"lag of {self.title}"
         return {"name": name, "ph": "C", "ts": 1e6 * at, "pid": writer, "args": lag}
 
     def end(self, at: float) -> None:
@@ -133,11 +133,12 @@ def watch(pid: int, stack: ExitStack) -> list[Watched]:
         if header is None or pid not in [who.pid for who in segment.participants]:
             continue
         tracks = []
+        called = title(segment.name, segment.label)
         for who in segment.participants:
             end = who.role if who.rank is None else f"{who.role} {who.rank}"
-            name = f"{segment.kind} {short_name(segment.name)}: {end}"
+            name = f"{segment.kind} {called}: {end}"
             tracks.append(Track(who.pid or 0, next(numbers), name))
-        watched.append(Watched(segment.name, file, header, tracks, []))
+        watched.append(Watched(called, file, header, tracks, []))
     return watched
 
 

@@ -139,6 +139,7 @@ class EngineQueue(memlane.MessageQueue):
                 local = [other for other, here in enumerate(is_here) if here and other != rank]
                 sizes = (max_chunk_bytes, max_chunks)
                 queue = cls(len(is_here) - 1, len(local), local, *sizes)
+                queue.name = f"{cls.ENGINE.name.lower()}.group"
             else:
                 queue = cls.create_from_handle(external_writer_handle, rank)
             _shared(pg, queue.export_handle(), writer_rank)

@@ -44,6 +44,7 @@ class Wait:
         is_decided: the first of the awaited is the cause; else it is one of them, and only their
             stacks can tell which.
         is_deadlock: the first of the awaited waits for the waiter, directly or not.
+        label: of the segment.
     """
 
     segment: str
@@ -56,6 +57,7 @@ class Wait:
     facts: tuple[Facts, ...] = ()
     is_decided: bool = True
     is_deadlock: bool = False
+    label: str = ""
 
     @property
     def is_in_turn(self) -> bool:
@@ -309,6 +311,7 @@ def _worded(
         facts,
         each.is_decided or is_deadlock or cannot_run,
         is_deadlock and not cannot_run,
+        each.segment.label,
     )
     if wait.is_deadlock:
         return replace(wait, advice=_deadlock(wait))

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memlane._base.labels import label_in
 from memlane._base.slots import SLOT, Slot, slots_in
 from memlane._base.tier_counters import TIER_COUNTERS
 
@@ -28,6 +29,8 @@ _SYSTEM = struct.Struct("<II4Q")
 _SYSTEM_AT = 64
 _ANSWERS = struct.Struct("<16s")
 _ANSWERS_AT = 144
+_LABEL = struct.Struct("<40s")
+_LABEL_AT = 160
 _SECTION = struct.Struct("<IIQQQ")
 _SECTIONS_AT = 256
 _MAX_SECTIONS = 24
@@ -67,6 +70,7 @@ class Header:
     geometry: tuple[int, int, int, int]
     features: int
     answers_to: bytes | None  # id of the queue whose messages those of this one answer
+    label: str
     sections: dict[int, tuple[int, int, int]]  # kind: (bytes of an element, offset, elements)
 
 
@@ -156,6 +160,7 @@ def _parsed(file: int, offset: int) -> Header | None:
         raise Unreadable("a damaged section directory")
     (features,) = _FEATURES.unpack_from(data, _FEATURES_AT)
     (work,) = _ANSWERS.unpack_from(data, _ANSWERS_AT)
+    (label,) = _LABEL.unpack_from(data, _LABEL_AT)
     return Header(
         kind,
         major,
@@ -166,6 +171,7 @@ def _parsed(file: int, offset: int) -> Header | None:
         (first, second, third, fourth),
         features,
         work if any(work) else None,
+        label_in(label),
         sections,
     )
 

@@ -129,6 +129,7 @@ class Segment:
         unread: places of a queue's readers that have not read the chunk that its writer needs next.
         id: of the queue or store; of a queue the `queue_id` of its handle.
         answers_to: the id of the queue whose messages are answered in this one, or None.
+        label: what people call it (`name=` of a queue), or empty.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Segment:
     unread: tuple[int, ...] = ()
     id: str = ""
     answers_to: str | None = None
+    label: str = ""
 
 
 @dataclass
@@ -412,6 +414,7 @@ def _what(
         "unread": unread,
         "id": header.id.hex(),
         "answers_to": None if header.answers_to is None else header.answers_to.hex(),
+        "label": header.label,
     }
 
 

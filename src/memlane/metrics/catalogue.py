@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -159,22 +160,24 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
         shm: bytes of /dev/shm: `total` and `free`.
     """
     samples = _Samples()
+    titles = _titles(look.segments)
     for segment in look.segments:
-        samples.add(SIZE, (segment.name, segment.kind), segment.size)
-        samples.add(USED, (segment.name, segment.kind), segment.used)
+        title = titles[segment.name]
+        samples.add(SIZE, (title, segment.kind), segment.size)
+        samples.add(USED, (title, segment.kind), segment.used)
         for counter, value in segment.counters.items():
             if (metric := _COUNTERS.get((segment.kind, counter))) is not None:
-                samples.add(metric, (segment.name,), value)
+                samples.add(metric, (title,), value)
         if segment.kind == "queue":
-            _add_queue(samples, segment, look.at)
+            _add_queue(samples, title, segment, look.at)
         elif segment.kind == "store":
-            _add_store(samples, segment)
+            _add_store(samples, title, segment)
         elif segment.kind == "region":
-            samples.add(REGION_SIZE, (segment.name,), segment.size)
-            samples.add(REGION_HOLDERS, (segment.name,), len(segment.participants))
+            samples.add(REGION_SIZE, (title,), segment.size)
+            samples.add(REGION_HOLDERS, (title,), len(segment.participants))
     for wait in look.waits:
         awaited = names_of([identity(who) for who in wait.facts])
-        end = _end(wait.segment, wait.waiter)
+        end = _end(titles.get(wait.segment, wait.segment), wait.waiter)
         if wait.is_start:
             samples.add(STARTING, (*end, awaited), wait.seconds)
         elif not wait.is_in_turn:
@@ -191,13 +194,25 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
         yield metric, list(values.items())
 
 
+def _titles(segments: Sequence[Segment]) -> dict[str, str]:
+    """By the name of each segment the value of its label: what people call it, which stays when the
+    engine starts again; with digits of its id while several have that name; else its own name."""
+    times = Counter(segment.label for segment in segments)
+    return {
+        each.name: (f"{each.label}-{each.id[:10]}" if times[each.label] > 1 else each.label)
+        if each.label
+        else each.name
+        for each in segments
+    }
+
+
 def _end(name: str, who: Participant) -> tuple[str, str, str, str]:
     rank = "" if who.rank is None else str(who.rank)
     return name, who.role, rank, "" if who.pid is None else str(who.pid)
 
 
-def _add_queue(samples: _Samples, segment: Segment, now: float) -> None:
-    name, people = segment.name, segment.participants
+def _add_queue(samples: _Samples, name: str, segment: Segment, now: float) -> None:
+    people = segment.participants
     samples.add(CHUNKS, (name,), segment.geometry["max_chunks"])
     samples.add(ELSEWHERE, (name,), segment.absent_elsewhere)
     states: dict[tuple[str, str], int] = {}
@@ -225,9 +240,9 @@ def _add_queue(samples: _Samples, segment: Segment, now: float) -> None:
         samples.add(PARTICIPANTS, (name, role, state), count)
 
 
-def _add_store(samples: _Samples, segment: Segment) -> None:
+def _add_store(samples: _Samples, name: str, segment: Segment) -> None:
     for who in segment.participants:
         if who.pid is not None and who.role == "reader":
-            user = _end(segment.name, who)
+            user = _end(name, who)
             samples.add(PINNED, user, who.pinned)
             samples.add(OWED, user, who.owed)

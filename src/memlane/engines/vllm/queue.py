@@ -66,10 +66,13 @@ class MessageQueue(EngineQueue):
 
 
 def with_workers(executor: Any) -> None:
-    """Tells an executor's answer queues which worker writes them, and wraps a `shutdown` of its own
-    class (Ray's, whose module only those import that use it)."""
+    """Names an executor's queues, tells those of answers which worker writes them, and wraps a
+    `shutdown` of its own class (Ray's, whose module only those import that use it)."""
+    if executor.rpc_broadcast_mq is not None:
+        executor.rpc_broadcast_mq.name = "vllm.rpc_broadcast"
     for rank, answers in enumerate(executor.response_mqs):
         answers.worker, answers.work = rank, executor.rpc_broadcast_mq
+        answers.name = f"vllm.response[{rank}]"
         if executor.rpc_broadcast_mq is not None:
             answers.answers(executor.rpc_broadcast_mq)
     kind = type(executor)

@@ -1,0 +1,159 @@
+"""Names that people give: shown instead of random digits wherever a queue is."""
+
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memlane import Gather, InvalidArgument, InvalidType, MessageQueue, TimedOut, WriterDied
+from memlane._base.labels import label_in
+from memlane.cli import ls, show, top
+from memlane.inspect import segments as looked
+from memlane.inspect import stuck
+from memlane.inspect.looks import Look
+from memlane.inspect.segment import Segment
+from memlane.inspect.waits import headline
+from memlane.metrics import exposition
+from memlane.metrics.catalogue import measure
+from tests.support import dismiss, until
+from tests.support.queues import (
+    fill,
+    name_in,
+    path_of,
+    queue_of,
+    segments,
+    start_reader,
+    start_writer,
+)
+
+SHM = {"total": 1000, "used": 400, "free": 600}
+NAMES = ["s", "vllm.response[1]", "a/b-C_9", "x" * 40]
+REFUSED = ["", "x" * 41, "two words", "tab\t", "ö", "\x1b[2J", 'a"b', "a\0"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    yield
+    dismiss()
+
+
+def seen(queue: MessageQueue) -> Segment:
+    return next(one for one in looked() if one.name == name_in(queue.handle))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_seen_by_both_ends_and_by_observers(name: str) -> None:
+    with queue_of(name=name) as (writer, [reader]):
+        assert (writer.name, reader.name, seen(writer).label) == (name, name, name)
+        row = ls.row(seen(writer), None, 0.0)
+        assert row[0] == name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_name_that_would_need_escaping_is_refused_before_anything_exists(name: str) -> None:
+    before = segments()
+    with pytest.raises(InvalidArgument, match="name must be 1 to 40 of the ASCII letters"):
+        MessageQueue(1, 1, name=name)
+    with pytest.raises(InvalidArgument, match="name must be 1 to 34 of the ASCII letters"):
+        Gather(2, name=name)
+    assert segments() == before
+
+
+@pytest.mark.parametrize("name", [b"steps", 7])
+def test_a_name_is_text(name: Any) -> None:
+    with pytest.raises(InvalidType, match="name must be a string"):
+        MessageQueue(1, 1, name=name)
+
+
+def test_either_end_names_a_queue_that_has_none() -> None:
+    with queue_of() as (writer, [reader]):
+        assert writer.name == seen(writer).label == ""
+        reader.name = "replies"
+        assert writer.name == seen(writer).label == "replies"
+        with pytest.raises(InvalidArgument):
+            writer.name = "two words"
+        assert reader.name == "replies"
+    remote = MessageQueue(0, 0, name="nobody")
+    assert remote.name == ""
+    remote.close()
+
+
+def test_what_a_peer_writes_there_is_shown_up_to_what_no_name_has() -> None:
+    assert label_in(b"steps\0ghost") == "steps"
+    assert label_in(b"a\x1b[2Jb".ljust(40, b"\0")) == "a"
+    assert label_in(b"\xff" * 40) == ""
+    with queue_of(name="steps", ready=False) as (writer, [reader]):
+        with path_of(writer).open("r+b") as file:
+            at = file.read().rindex(b"MEMLANE1")
+            file.seek(at + 160)
+            file.write(struct.pack("40s", b"st\x1bps"))
+        assert reader.name == writer.name == seen(writer).label == "st"
+
+
+def test_errors_and_log_lines_begin_with_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "0.1")
+    with queue_of(name="steps") as (writer, _), caplog.at_level(logging.WARNING, "memlane"):
+        fill(writer)
+        with pytest.raises(TimedOut, match=r"^queue steps: timed out after 0\.3 s waiting for rea"):
+            writer.enqueue(0, timeout=0.3)
+    assert f"writer (pid {os.getpid()}" in caplog.text
+    assert ") of steps blocked for" in caplog.text
+    with (
+        MessageQueue(2, 2, name="late") as late,
+        pytest.raises(TimedOut, match=r"^queue late: timed out after 0 s waiting for reader 0"),
+    ):
+        late.wait_until_ready(0)
+
+
+def test_a_death_names_the_queue() -> None:
+    writer = start_writer(max_chunks=2)
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        reader.name = "steps"
+        writer.peer.kill()
+        with pytest.raises(WriterDied, match=r"died after 0 messages of queue steps, "):
+            reader.dequeue()
+
+
+def test_stuck_and_the_metric_say_it() -> None:
+    writer = MessageQueue(1, 1, None, 64, 2, name="steps")
+    with writer:
+        reader = start_reader(writer.handle)
+        writer.wait_until_ready()
+        fill(writer)
+        until(lambda: stuck(0.0), "the full ring is seen")
+        [wait] = stuck(0.0)
+        assert " of steps blocked for " in headline(wait, show.title(wait.segment, wait.label))
+        text = exposition.text(measure(Look(0.0, looked(), [wait]), SHM))
+        stuck_line = next(line for line in text.splitlines() if line.startswith("memlane_stuck_"))
+        assert 'queue="steps"' in stuck_line
+        assert name_in(writer.handle) not in text
+        reader.peer.kill()
+
+
+def test_series_survive_a_restart_and_two_of_one_name_stay_two() -> None:
+    def labels() -> set[str]:
+        text = exposition.text(measure(Look(0.0, looked(), []), SHM))
+        lines = [line for line in text.splitlines() if line.startswith("memlane_queue_chunks{")]
+        return {line.partition('"')[2].partition('"')[0] for line in lines}
+
+    for _ in range(2):
+        with queue_of(name="steps"):
+            assert labels() == {"steps"}
+    with queue_of(name="steps") as (one, _), queue_of(name="steps") as (two, _):
+        assert labels() == {f"steps-{each.handle.queue_id[:10]}" for each in (one, two)}
+        assert {row[0] for row in map(top._row, looked(), [None] * 2)} == {"steps"}
+
+
+def test_a_gather_names_its_rings() -> None:
+    with Gather(3, 64, 2, name="replies") as gather:
+        assert sorted(one.label for one in looked()) == [f"replies[{rank}]" for rank in range(3)]
+        handle = gather.export_handle(1)
+        with Gather.create_from_handle(handle, 1) as writer:
+            fill(writer)
+            with pytest.raises(TimedOut, match=r"^queue replies\[1\]: timed out after 0 s waiting"):
+                writer.enqueue(0, timeout=0)
