@@ -86,7 +86,7 @@ with (
         queue.enqueue("by the cable")
     else:
         print(queue.dequeue(patience))
-    group.broadcast_obj("over", 0)
+    group.broadcast_obj("over", 1)  # rank 0 has the store: it leaves last
 """
 
 
