@@ -126,11 +126,16 @@ class ReaderDied(PeerDied):
 
     Attributes:
         rank: None for a process that ended before it attached, so that its rank is not known.
+        exitcode: of such a process, if the caller has started it; negative for a signal.
     """
 
-    def __init__(self, rank: int | None, pid: int, detail: str = "") -> None:
+    def __init__(
+        self, rank: int | None, pid: int, detail: str = "", exitcode: int | None = None
+    ) -> None:
         who = f"process {pid}" if rank is None else f"reader {rank} (pid {pid})"
-        super().__init__(f"{who} died{detail}")
+        how = "" if exitcode is None else f": exit code {exitcode}"
+        super().__init__(f"{who} died{detail}{how}")
+        self.exitcode = exitcode
         self.rank: Any = rank  # not `int | None`: it is an int wherever a queue is in use
         self.pid = pid
 

@@ -1,6 +1,7 @@
 """wait_until_ready: processes that come, are late, or die."""
 
 import errno
+import signal
 import subprocess
 import sys
 import time
@@ -128,6 +129,25 @@ def test_process_that_ends_before_it_attaches(form: Callable[[Any], Any]) -> Non
         first.close()
 
 
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [("raise SystemExit(3)", 3), ("import os; os.abort()", -signal.SIGABRT), ("", 0)],
+)
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_exitcode_of_a_process_that_never_attached(
+    program: str, code: int, is_reaped: bool
+) -> None:
+    """It is said, and left to its owner, who has perhaps asked for it already."""
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        process = subprocess.Popen([sys.executable, "-c", program])
+        if is_reaped:
+            process.wait()
+        with refuses(ReaderDied, match=f"attached to the queue: exit code {code}$") as caught:
+            writer.wait_until_ready(PATIENCE, processes=[process])
+        assert (caught.value.rank, caught.value.exitcode) == (None, code)
+        assert process.wait() == code
+
+
 def test_processes_that_attach() -> None:
     """Those that have attached are waited for no longer, whatever becomes of them."""
     with MessageQueue(2, 2, None, 64, 2) as writer:
@@ -162,6 +182,8 @@ def test_what_is_no_process() -> None:
             writer.wait_until_ready(processes=["1"])
         with refuses(ValueError, match="at least 1"):
             writer.wait_until_ready(processes=[0])
+        with refuses(TypeError, match=r"values\(\)"):
+            writer.wait_until_ready(processes={1: 1})
         for number in (2**31, 2**70):
             with refuses(ValueError, match="at most 2147483647"):
                 writer.wait_until_ready(processes=[number])

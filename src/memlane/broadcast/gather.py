@@ -548,8 +548,8 @@ class Gather(AnyQueue[M]):
 
         Raises:
             TimedOut: after `timeout` seconds; it names the missing writers.
-            WriterDied: a writer has died. ReaderDied: the reader has, or, with `rank` None, one of
-                `processes` has ended before it attached.
+            WriterDied: a writer has died. ReaderDied: the reader has, or, with `rank` None and an
+                `exitcode`, one of `processes` has ended before it attached.
         """
         if self._writer is None:
             self._must_be_reader("wait").wait_until_ready(timeout, processes)

@@ -409,8 +409,8 @@ class MessageQueue(AnyQueue[M]):
 
         Raises:
             TimedOut: after `timeout` seconds; it names the missing readers.
-            PeerDied: the writer or a reader has died. ReaderDied, with `rank` None: one of
-                `processes` ended before it attached.
+            PeerDied: the writer or a reader has died. ReaderDied, with `rank` None and an
+                `exitcode`: one of `processes` ended before it attached.
             Unsupported: `processes` on a reader, and there are readers on other hosts: only the
                 writer knows which processes those are.
         """

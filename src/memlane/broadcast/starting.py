@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import select
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import integer_from
@@ -33,7 +34,9 @@ class Starting:
 
     def __init__(self, attached: Callable[[], Container[int]], processes: Iterable[object]) -> None:
         self._attached = attached
-        self._pids = [_pid_of(process) for process in processes]
+        if isinstance(processes, Mapping):  # its keys, perhaps ranks, could be taken for pids
+            raise InvalidType("processes must be a sequence: pass the values() of the mapping")
+        self._processes = {_pid_of(process): process for process in processes}
         self._stack = ExitStack()
         self._pollers = [select.poll()]
         self._watched: dict[int, int] = {}  # pids by descriptor
@@ -41,7 +44,7 @@ class Starting:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for pid in self._pids:
+            for pid in self._processes:
                 descriptor = _opened(pid)
                 if descriptor is None:
                     self._look_at(pid)
@@ -84,7 +87,18 @@ class Starting:
 
     def _ended(self, pid: int) -> None:
         if pid not in self._attached():
-            raise ReaderDied(None, pid, " before it attached to the queue")
+            exitcode = _exitcode(pid, self._processes[pid])
+            raise ReaderDied(None, pid, " before it attached to the queue", exitcode)
+
+
+def _exitcode(pid: int, process: object) -> int | None:
+    """Its exit code, negative for a signal, if this process has started it. Leaves the reaping to
+    whoever does that."""
+    with suppress(ChildProcessError):  # another's, or reaped
+        if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    known = getattr(process, "exitcode", None), getattr(process, "returncode", None)
+    return next((code for code in known if isinstance(code, int)), None)
 
 
 def _pid_of(process: Any) -> int:
