@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import pytest
 
 import memlane
 from memlane import MessageQueue, ShmRingBuffer
+from memlane._base.processes import name_of
 from memlane.engines.vllm import _folder
 from memlane.offload import _start
 from memlane.offload._holding import Holding
@@ -270,6 +272,7 @@ def test_stuck_names_the_stopped_reader() -> None:
         assert watching.stdout is not None
         first = watching.stdout.readline()
         watching.terminate()
+        watching.communicate(timeout=PATIENCE)
     assert watching.returncode == 143
     assert re.match(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d writer \(pid {writer.pid} ", first)
     for process in (reader, writer):
@@ -351,3 +354,44 @@ def test_clean_takes_a_name() -> None:
         assert path.name in done.stderr
     finally:
         path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("command", ["ls", "ls --json", "stuck", "doctor", "clean", "--help"])
+def test_a_reader_that_has_gone_ends_a_command_as_it_ends_others(command: str) -> None:
+    """By SIGPIPE, which shells show as 141, and without a word: 1 would say that somebody is
+    stuck."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [*MEMLANE, *command.split()], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_a_closed_output_changes_no_exit_code() -> None:
+    for command in ("ls", "stuck"):
+        shell = ["sh", "-c", f"{sys.executable} -m memlane {command} >&-"]
+        assert subprocess.run(shell, capture_output=True, timeout=PATIENCE).returncode == 0
+
+
+def test_an_output_without_space_is_a_line_and_no_finding() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [*MEMLANE, "stuck"], stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE, text=True
+        )
+    assert ended.returncode == 4
+    assert ended.stderr == "memlane: cannot write the output: No space left on device\n"
+
+
+def test_a_process_that_multiprocessing_started_has_the_name_of_its_parent() -> None:
+    program = Path(__file__).with_name("spawning.py")
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        own = name_of(parent.pid)
+        assert own.endswith("spawning.py")
+        assert [name_of(pid) for pid in pids] == [f"{own}: spawned"] * 2
+        parent.communicate()

@@ -21,6 +21,8 @@ State = Literal["running", "stopped", "dead", "unknown"]
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs", "-r", "--require")
 _CODE = {"python": "c", "pypy": "c", "node": "ep", "perl": "eE", "ruby": "e"}
 _SCRIPT = re.compile(r"[\w.+@][\w.+@-]{0,63}")
+_STARTED = "\0-c\0from multiprocessing."  # of spawn, of a fork server and its processes
+_SPAWNED = ": spawned"
 _INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "node", "perl", "ruby")
 _STATES: dict[str, State] = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
 
@@ -156,10 +158,9 @@ def descends_from(pid: int, ancestor: int) -> bool:
     as those between them live."""
     while pid not in (0, ancestor):
         try:
-            stat = _read(f"/proc/{pid}/stat")
+            pid = _parent_of(pid)
         except OSError:
             return False
-        pid = int(stat.rpartition(b") ")[2].split()[1])
     return pid == ancestor
 
 
@@ -168,7 +169,7 @@ def parents() -> dict[int, int]:
     found = {}
     for pid in pids():
         with suppress(OSError):  # it has ended
-            found[pid] = int(_read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[1])
+            found[pid] = _parent_of(pid)
     return found
 
 
@@ -229,13 +230,20 @@ def boot_time() -> float:
 
 def name_of(pid: int) -> str:
     """A title that the process gave itself, or its program, and script or module if it is an
-    interpreter: never its arguments, where keys may stand. Empty if it has ended."""
+    interpreter: never its arguments, where keys may stand. Empty if it has ended. One that
+    multiprocessing has started anew has its parent's, and that it was spawned."""
     with suppress(OSError):
         line = _read(f"/proc/{pid}/cmdline").decode(errors="replace")
+        if _STARTED in line and (parent := _parent_of(pid)) > 1:
+            return f"{name_of(parent).removesuffix(_SPAWNED)}{_SPAWNED}"
         if line:
             return _name_in(line)
         return _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
     return ""
+
+
+def _parent_of(pid: int) -> int:
+    return int(_read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[1])
 
 
 def _name_in(line: str) -> str:

@@ -207,10 +207,7 @@ def state(segment: Segment) -> str:
         return "attaching"
     if not segment.pids:
         return "not held"
-    facts = ["latest"] if segment.mode == "latest" else []
-    if not segment.is_named and segment.kind != "tier":
-        facts.append("no name")
-    return ", ".join(facts)
+    return "latest" if segment.mode == "latest" else ""
 
 
 def _is_missing(who: Participant, segment: Segment) -> bool:
