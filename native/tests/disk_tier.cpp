@@ -75,19 +75,15 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
     DiskTier tier(io, pool);
     {
         Keys keys({});
-        std::vector<Block> slots;
         for (const auto& kept : found.own) {
-            std::uint64_t number;
-            std::memcpy(&number, kept.digest.data(), sizeof number);
             keys.digests.push_back(kept.digest);
-            slots.push_back(kept.slot);
         }
         for (const Digest& digest : keys.digests) {
             std::uint64_t number;
             std::memcpy(&number, digest.data(), sizeof number);
             keys.asked.push_back({mixed(number), digest});
         }
-        tier.restore(keys.asked, slots, found.foreign);
+        tier.restore(keys.asked, found.own, found.foreign);
     }
     std::map<DiskTier::Ticket, Call> calls;
     std::vector<bool> is_busy(kRows);

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -103,8 +104,8 @@ public:
         if (pins_[block]++ == 0) ++counts_.pinned;
     }
 
-    // As an access, without a pin.
-    void touch(std::span<const Asked> asked) { access(asked); }
+    // As an access, without a pin. Returns the blocks of those that are stored.
+    std::vector<Block> touch(std::span<const Asked> asked) { return access(asked); }
 
     // What a call may use beside free blocks.
     struct Limits {
@@ -285,26 +286,41 @@ public:
         return is_possible;
     }
 
-    // Keys that were stored in an earlier life, in that order; of a key that comes twice the last counts. `last` are free
-    // blocks to use after all others, the first of them first. The pool is empty.
-    void restore(std::span<const Asked> asked, std::span<const Block> blocks, std::span<const Block> last) {
+    // When a key of an earlier life was last used, in any unit, and whether it had been found again since it was stored.
+    struct Used {
+        std::uint64_t at = 0;
+        bool is_recent = false;
+    };
+
+    // Keys that were stored in an earlier life, in that order; of a key that comes twice the last counts. `uses` of each is
+    // the order of eviction; empty: that of the stores. `last` are free blocks to use after all others, the first of them
+    // first. The pool is empty.
+    void restore(std::span<const Asked> asked, std::span<const Block> blocks, std::span<const Block> last,
+                 std::span<const Used> uses = {}) {
         for (std::size_t at = 0; at < asked.size(); ++at) {
             if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
             if (const Block before = index_.find(asked[at].hash); before != kNoBlock) {
-                policy_->remove(before);
                 index_.remove(asked[at].hash);
                 states_[before] = State::kFree;
             }
             keys_.set(blocks[at], asked[at].bytes);
             index_.insert(asked[at].hash, blocks[at]);
             states_[blocks[at]] = State::kReserved;
-            if (!policy_->reserve(blocks[at])) {
+        }
+        std::vector<std::uint32_t> order(asked.size());
+        std::iota(order.begin(), order.end(), 0u);
+        if (!uses.empty()) std::ranges::stable_sort(order, {}, [&](std::uint32_t at) { return uses[at].at; });
+        for (const std::uint32_t at : order) {
+            const Block block = blocks[at];
+            if (states_[block] != State::kReserved) continue;  // its key came twice
+            if (!policy_->reserve(block)) {
                 index_.remove(asked[at].hash);
-                states_[blocks[at]] = State::kFree;
+                states_[block] = State::kFree;
                 continue;
             }
-            policy_->insert(asked[at].hash, blocks[at], Admission::kNew);
-            states_[blocks[at]] = State::kStored;
+            const bool is_recent = !uses.empty() && uses[at].is_recent;
+            policy_->insert(asked[at].hash, block, is_recent ? Admission::kRecent : Admission::kNew);
+            states_[block] = State::kStored;
         }
         free_.assign(last.rbegin(), last.rend());
         std::vector<bool> is_last(states_.size());
@@ -350,6 +366,7 @@ public:
     }
 
     KeyStore::Bytes key_of(Block block) const noexcept { return keys_.of(block); }
+    bool is_stored(Block block) const noexcept { return states_[block] == State::kStored; }
     bool is_pinned(Block block) const noexcept { return pins_[block] > 0; }
     bool is_revoked(Block block) const noexcept { return states_[block] == State::kRevoked; }
 

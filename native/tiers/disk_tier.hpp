@@ -24,6 +24,7 @@
 #include "tiers/block_pool.hpp"
 #include "tiers/disk_io.hpp"
 #include "tiers/refusals.hpp"
+#include "tiers/slot_ages.hpp"
 
 namespace memlane::tiers {
 
@@ -46,12 +47,21 @@ public:
         os::Nanoseconds span;
     };
 
-    // `pool` has as many blocks as there are slots, and is empty.
-    DiskTier(DiskIo& io, BlockPool& pool) : io_(io), pool_(pool) {}
+    // `pool` has as many blocks as there are slots, and is empty. `oldest`: seconds after which a block is a miss; 0: none.
+    DiskTier(DiskIo& io, BlockPool& pool, std::uint32_t oldest = 0)
+        : io_(io), pool_(pool), ages_(pool.blocks(), oldest) {}
 
     // What an earlier life has left, in the order in which it was stored.
-    void restore(Keys keys, std::span<const Block> slots, std::span<const Block> last) {
-        pool_.restore(keys, slots, last);
+    void restore(Keys keys, std::span<const SlotFile::Slots::Kept> found, std::span<const Block> last) {
+        std::vector<Block> slots;
+        std::vector<BlockPool::Used> uses;
+        for (const SlotFile::Slots::Kept& each : found) {
+            slots.push_back(each.slot);
+            uses.push_back({each.use.at, each.use.hits > 0});
+            ages_.stored(each.slot, each.stored);
+        }
+        if (pool_.tuner() != nullptr && io_.file().tuner()) pool_.tuner()->restore(*io_.file().tuner());
+        pool_.restore(keys, slots, last, uses);
         counts_.recovered = pool_.statistics().used;
         if (counts_.recovered == slots.size()) return;
         for (std::size_t at = 0; at < slots.size(); ++at)  // of a key that came twice, or that the policy declined
@@ -68,12 +78,15 @@ public:
     }
 
     bool has(const BlockPool::Asked& key) const noexcept {
-        return !is_stalled() && io_.folder().emptied() == emptied_ && pool_.stored(key) != kNoBlock;
+        if (is_stalled() || io_.folder().emptied() != emptied_) return false;
+        const Block slot = pool_.stored(key);
+        return slot != kNoBlock && !(ages_.has_limit() && ages_.is_old(slot, now_in_seconds()));
     }
 
     // Pins what is there; kNoBlock for the others.
     std::vector<Block> hold(Keys keys) {
         if (is_stalled()) return std::vector<Block>(keys.size(), kNoBlock);
+        drop_old(keys);
         return pool_.pin_each(keys, false);
     }
     void release(std::span<const Block> blocks) { pool_.unpin(blocks); }
@@ -83,6 +96,7 @@ public:
         const auto job = begin(keys.size(), true);
         job->deadline = deadline;
         if (is_stalled()) return refuse(job);
+        drop_old(keys);
         const std::vector<Block> blocks = reserve(keys, is_access);
         for (std::size_t at = 0; at < keys.size(); ++at) {
             if (blocks[at] != kNoBlock) continue;
@@ -115,7 +129,9 @@ public:
     Ticket load(Keys keys, std::span<const Block> rows, os::Deadline deadline) {
         const auto job = begin(keys.size(), false);
         if (is_stalled()) return refuse(job);
+        drop_old(keys);
         const std::vector<Block> blocks = pool_.pin_each(keys, true);
+        io_.file().note_uses(blocks, false);
         counts_.missed += static_cast<std::uint64_t>(std::ranges::count(blocks, kNoBlock));
         try {
             submit(job, keys, blocks, rows, deadline);
@@ -126,7 +142,10 @@ public:
         return job->ticket;
     }
 
-    void touch(Keys keys) { pool_.touch(keys); }
+    void touch(Keys keys) {
+        drop_old(keys);
+        io_.file().note_uses(pool_.touch(keys), false);
+    }
 
     using OrderRef = HeaderWork::OrderRef;
 
@@ -158,8 +177,20 @@ public:
         return order;
     }
 
+    // Writes when slots were used, for a restart, if anything is new there. Nothing is lost but that if it fails.
+    OrderRef keep_uses() {
+        const auto order = std::make_shared<HeaderWork::Order>();
+        if (!io_.file().has_new_uses() || is_stalled()) return order;
+        io_.work().note_idle(false);
+        io_.headers().keep_uses(pool_.tuner() != nullptr ? pool_.tuner()->choice()->state() : TunerState(), order);
+        uses_kept_ = os::monotonic_now();
+        return order;
+    }
+
     // Takes in what the threads have done.
     void collect() {
+        if (os::monotonic_now() - uses_kept_ > kKeepsUses) keep_uses();
+        drop_old({});
         const std::vector<Block> erased = io_.headers().take_back();
         pool_.unpin(erased);
         for (const BlockJobs::Event& event : io_.work().poll()) {
@@ -200,6 +231,8 @@ public:
 
 private:
     static constexpr os::Nanoseconds kStall = os::kSecond;
+    static constexpr os::Nanoseconds kKeepsUses = 60 * os::kSecond;  // at most so often
+    static constexpr int kLooks = 64;  // slots whose age is looked at in a call
 
     struct Job;
     struct Follower {
@@ -252,6 +285,23 @@ private:
     }
     static Digest digest_of(const BlockPool::Asked& key) noexcept { return digest_of(key.bytes); }
 
+    static std::uint32_t now_in_seconds() noexcept {
+        return static_cast<std::uint32_t>(os::monotonic_now(CLOCK_REALTIME) / os::kSecond);
+    }
+
+    // What is too old of these keys, and of some slots in turn, is not there any more, also for a restart.
+    void drop_old(Keys keys) {
+        if (!ages_.has_limit()) return;
+        const std::uint32_t now = now_in_seconds();
+        const auto drop = [&](Block slot) {
+            if (slot == kNoBlock || !ages_.is_old(slot, now) || !pool_.is_stored(slot)) return;
+            erase(slot);
+            pool_.forget(slot, pool_.key_of(slot));
+        };
+        for (const BlockPool::Asked& key : keys) drop(pool_.stored(key));
+        for (int looks = 0; looks < kLooks; ++looks) drop(ages_.next());
+    }
+
     std::shared_ptr<Job> begin(std::size_t keys, bool is_store) {
         return std::make_shared<Job>(Job{++last_, is_store, std::vector<bool>(keys)});
     }
@@ -273,9 +323,13 @@ private:
             job->slots.push_back(blocks[at]);
             BlockRequest request{blocks[at], rows[at], {}};
             request.header.digest = digest;
-            if (job->is_store) request.header = io_.file().next_header(digest);
+            if (job->is_store) {
+                request.header = io_.file().next_header(digest);
+                ages_.stored(blocks[at], request.header.stored);
+            }
             requests.push_back(request);
         }
+        if (job->is_store) io_.file().note_uses(job->slots, true);
         if (requests.empty()) {
             job->is_decided = true;
             return settle(*job);
@@ -372,6 +426,7 @@ private:
     std::vector<Block> reserve(Keys keys, bool is_access) {
         std::vector<Block> held = pool_.pin_each(keys, is_access);
         std::erase(held, kNoBlock);
+        if (is_access) io_.file().note_uses(held, false);
         struct Unpin {
             BlockPool& pool;
             std::vector<Block>& blocks;
@@ -451,6 +506,8 @@ private:
 
     DiskIo& io_;
     BlockPool& pool_;
+    SlotAges ages_;
+    os::Nanoseconds uses_kept_ = os::monotonic_now();
     std::unordered_map<BlockJobs::Id, std::shared_ptr<Job>> jobs_;  // until they are over
     std::unordered_map<Digest, Storing, DigestHash> storing_;
     std::unordered_map<Block, Evicted> evicted_;  // until something was stored in their slots

@@ -1,6 +1,6 @@
 // Headers that must be gone from a disk tier's file: erased one after another on a thread of its own, because the disk may
 // not answer. Its caller keeps each slot from other use until it has taken it back; those of a whole namespace are erased
-// wherever they still are.
+// wherever they still are. What else is written beside the blocks, by the same thread: slot_uses.hpp.
 #pragma once
 
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,13 +36,19 @@ public:
 
     // `held_back`: a store into that slot, which begins afterwards.
     void erase(Block slot, const OrderRef& order, std::optional<DiskWork::Work> held_back = std::nullopt) {
-        add({slot, 0, order, std::move(held_back), std::nullopt});
+        add({slot, order, [&file = file_, slot] { return file.erase(slot); }, std::move(held_back)});
     }
     // Nothing that was stored before that sequence is found by a restart. Any thread.
-    void clear(std::uint64_t first_sequence, const OrderRef& order) { add({kNoBlock, first_sequence, order, {}, {}}); }
+    void clear(std::uint64_t first_sequence, const OrderRef& order) {
+        add({kNoBlock, order, [&file = file_, first_sequence] { return file.write_cleared(first_sequence); }, {}});
+    }
     // As clear, of one namespace. Any thread.
     void purge(const Namespace& name_space, std::uint64_t first_sequence, const OrderRef& order) {
-        add({kNoBlock, first_sequence, order, std::nullopt, name_space});
+        add({kNoBlock, order, [&file = file_, name_space, first_sequence] { return file.purge(name_space, first_sequence); }, {}});
+    }
+    // When slots were used, and what the tuner has learned.
+    void keep_uses(const TunerState& tuner, const OrderRef& order) {
+        add({kNoBlock, order, [&file = file_, tuner] { return file.write_uses(tuner); }, {}});
     }
 
     // Slots whose headers are gone, or which the disk refused to erase, since the last call.
@@ -81,7 +88,7 @@ public:
             const Erasure next = std::move(waiting_.front());
             waiting_.pop_front();
             lock.unlock();
-            const int error = erase(next);
+            const int error = next.work();
             if (next.held_back) work_.go_on(*next.held_back);
             lock.lock();
             if (error != 0) next.order->error = error;
@@ -94,17 +101,11 @@ public:
 
 private:
     struct Erasure {
-        Block slot;                    // kNoBlock: all of them, or of a namespace
-        std::uint64_t first_sequence;
+        Block slot;                 // to be taken back; kNoBlock: none
         OrderRef order;
+        std::function<int()> work;  // returns 0 or an errno
         std::optional<DiskWork::Work> held_back;
-        std::optional<Namespace> name_space;
     };
-
-    int erase(const Erasure& what) noexcept {
-        if (what.slot != kNoBlock) return file_.erase(what.slot);
-        return what.name_space ? file_.purge(*what.name_space, what.first_sequence) : file_.write_cleared(what.first_sequence);
-    }
 
     void add(Erasure erasure) {
         const std::lock_guard guard(mutex_);

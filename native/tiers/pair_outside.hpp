@@ -10,12 +10,14 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/access.hpp"
 #include "core/errors.hpp"
 #include "os/file.hpp"
 #include "os/file_lock.hpp"
 #include "tiers/slot_layout.hpp"
+#include "tiers/slot_uses.hpp"
 
 namespace memlane::tiers {
 
@@ -25,6 +27,8 @@ public:
     explicit PairOutside(const std::string& path) : path_(path + ".headers") {
         headers_ = os::try_open(path_, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
         if (!headers_.is_open()) os::throw_errno("cannot open " + path_);
+        uses_ = os::try_open(path + ".uses", O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+        if (uses_.is_open() && !os::facts_of(uses_).is_regular()) uses_.close();
         core::check_owner(path_, os::facts_of(headers_), "run this as that user");
         const bool is_there = os::read_at(headers_, &pair_, sizeof pair_, 0);
         if (!is_there || pair_.magic != kPairMagic) throw core::SegmentRefused(path_ + " is no disk tier's");
@@ -44,15 +48,21 @@ public:
     struct Stored {
         std::uint64_t blocks = 0;
         std::uint32_t oldest = 0, newest = 0;  // when they were stored, in seconds since 1970; 0: unknown
+        std::uint32_t last_use = 0;            // as far as it was written
+        std::uint64_t hits = 0;
     };
     // What each namespace has. Throws system_error.
     std::map<Namespace, Stored> stored() const {
         std::map<Namespace, Stored> found;
-        for_each_header(headers_, pair_, [&](std::uint64_t, const SlotHeader& header) {
+        const std::vector<std::uint64_t> uses = uses_.is_open() ? SlotUses::read(uses_, pair_.slots) : std::vector<std::uint64_t>(pair_.slots);
+        for_each_header(headers_, pair_, [&](std::uint64_t slot, const SlotHeader& header) {
             if (header.bytes != pair_.row_bytes) return;
+            const SlotUse use = SlotUse::of(uses[slot], header.stored);
             Stored& of = found[header.name_space];
             of.oldest = of.blocks++ == 0 ? header.stored : std::min(of.oldest, header.stored);
             of.newest = std::max(of.newest, header.stored);
+            of.last_use = std::max(of.last_use, static_cast<std::uint32_t>(use.at / SlotUse::kSecond));
+            of.hits += use.hits;
         });
         return found;
     }
@@ -81,7 +91,7 @@ private:
     }
 
     std::string path_;
-    os::FileDescriptor headers_;
+    os::FileDescriptor headers_, uses_;
     PairHeader pair_;
 };
 

@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -28,6 +30,7 @@
 #include "os/process.hpp"
 #include "tiers/block_lists.hpp"
 #include "tiers/slot_layout.hpp"
+#include "tiers/slot_uses.hpp"
 
 namespace memlane::tiers {
 
@@ -76,11 +79,14 @@ private:
 
 class SlotFile {
 public:
-    // How many fit: both files count.
+    // How many fit: all files count.
     static std::uint64_t slots_in(std::uint64_t capacity, std::uint64_t row_bytes) noexcept {
         if (capacity < core::kPage) return 0;
         std::uint64_t slots = (capacity - core::kPage) / (slot_bytes_of(row_bytes) + sizeof(SlotHeader));
-        const auto bytes = [&] { return core::align_up(header_at(slots), core::kPage) + slots * slot_bytes_of(row_bytes); };
+        const auto bytes = [&] {
+            const std::uint64_t beside = core::align_up(header_at(slots), core::kPage) + core::align_up(SlotUses::at(slots), core::kPage);
+            return beside + slots * slot_bytes_of(row_bytes);
+        };
         while (slots > 0 && bytes() > capacity) --slots;
         return slots;
     }
@@ -102,9 +108,11 @@ public:
         is_direct_ = is_open_direct && (!is_proved || takes_direct());
         if (!is_direct_ && direct == Direct::always) throw NotDirect(folder);
         opened_.is_memory = os::is_tmpfs(data_.file());
+        uses_file_ = opened(path + ".uses", 0);
         if (!found) {
             os::resize(data_.file(), 0);  // first: data without headers would be somebody else's
             os::resize(headers_.file(), 0);
+            os::resize(uses_file_.file(), 0);
             if (os::copies_on_write(data_.file())) os::write_in_place(data_.file());
             if (os::copies_on_write(headers_.file())) os::write_in_place(headers_.file());
         }
@@ -116,6 +124,7 @@ public:
         if (!is_direct_ && direct == Direct::always) throw NotDirect(folder);
         opened_.is_indirect = direct == Direct::if_possible && !is_direct_;
         if (opened_.is_indirect && is_open_direct) data_ = opened(path + ".data", 0);
+        uses_.open(uses_file_.file(), pair_.slots);
     }
 
     ~SlotFile() { close(); }
@@ -123,13 +132,29 @@ public:
     const std::string& folder() const noexcept { return folder_; }
     const std::string& opener() const noexcept { return opener_; }
     const Namespace& name_space() const noexcept { return name_space_; }
-    std::uint64_t slots() const noexcept { return pair_.slots; }
+    // Those that this tier uses, from 0; of all if it has no quota.
+    std::uint64_t slots() const noexcept { return own_slots_.empty() ? pair_.slots : own_slots_.size(); }
+    std::uint64_t all_slots() const noexcept { return pair_.slots; }
     std::uint64_t row_bytes() const noexcept { return row_bytes_; }
     std::uint64_t slot_bytes() const noexcept { return slot_bytes_of(row_bytes_); }
     bool is_direct() const noexcept { return is_direct_; }
     const OpenedPair& facts() const noexcept { return opened_; }
     const os::FileDescriptor& data() const noexcept { return data_.file(); }
-    std::uint64_t data_at(Block slot) const noexcept { return std::uint64_t{slot} * slot_bytes(); }
+    std::uint64_t data_at(Block slot) const noexcept { return place_of(slot) * slot_bytes(); }
+
+    // The slots' blocks are used now, or stored; kNoBlock is passed over. The last comes first, as in the pool. One thread at
+    // a time.
+    void note_uses(std::span<const Block> slots, bool are_stored) noexcept {
+        const auto now = static_cast<std::uint64_t>(os::monotonic_now(CLOCK_REALTIME) / 1000);
+        for (std::size_t at = slots.size(); at-- > 0;) {
+            if (slots[at] == kNoBlock) continue;
+            are_stored ? uses_.stored(place_of(slots[at]), now) : uses_.used(place_of(slots[at]), now);
+        }
+    }
+    bool has_new_uses() const noexcept { return uses_.is_changed(); }
+    const std::optional<TunerState>& tuner() const noexcept { return uses_.tuner(); }
+    // 0 or an errno.
+    int write_uses(const TunerState& tuner) noexcept { return uses_.write(uses_file_.file(), tuner); }
 
     // A header of this tier for the next store. The CRC of the data is the caller's to set.
     SlotHeader next_header(const Digest& digest) noexcept {
@@ -146,16 +171,13 @@ public:
     int write(Block slot, SlotHeader header) const noexcept {
         header.crc = header.own_crc();
         const std::shared_lock not_purged(purging_);
-        return os::write_at(headers_.file(), &header, sizeof header, header_at(slot));
+        return os::write_at(headers_.file(), &header, sizeof header, header_at(place_of(slot)));
     }
-    int erase(Block slot) const noexcept {
-        const SlotHeader none;
-        return os::write_at(headers_.file(), &none, sizeof none, header_at(slot));
-    }
+    int erase(Block slot) const noexcept { return erase_at(place_of(slot)); }
     // What the slot has under that key; nullopt if it has something else. Throws system_error.
     std::optional<SlotHeader> read(Block slot, const Digest& digest) const {
         SlotHeader header;
-        const bool is_there = os::read_at(headers_.file(), &header, sizeof header, header_at(slot));
+        const bool is_there = os::read_at(headers_.file(), &header, sizeof header, header_at(place_of(slot)));
         if (!is_there || !is_ours(header) || header.digest != digest) return std::nullopt;
         return header;
     }
@@ -188,7 +210,7 @@ public:
                 const std::unique_lock alone(purging_);
                 SlotHeader now;  // something else may have been stored there
                 const bool is_it = os::read_at(headers_.file(), &now, sizeof now, header_at(slot)) && now.sequence == seen.sequence;
-                if (const int failed = is_it ? erase(static_cast<Block>(slot)) : 0; failed != 0) error = failed;
+                if (const int failed = is_it ? erase_at(slot) : 0; failed != 0) error = failed;
             });
         } catch (const std::system_error& failed) {
             error = failed.code().value();
@@ -210,6 +232,7 @@ public:
         } catch (const std::system_error&) {  // then it ends with the file
         }
         data_.close_on_disk();
+        uses_file_.close_on_disk();
         headers_.close_on_disk();
     }
 
@@ -218,13 +241,17 @@ public:
             std::uint64_t sequence;
             Block slot;
             Digest digest;
+            std::uint32_t stored;  // when
+            SlotUse use{};
         };
         std::vector<Kept> own;       // in the order in which they were stored
         std::vector<Block> foreign;  // of other namespaces, the oldest first
     };
 
-    // What a restart finds. Call it before the first store. Throws system_error.
-    Slots recover() {
+    // What a restart finds. With a quota, the tier uses so many slots from then on: those of its own blocks, the last used
+    // first, then empty ones, then those of other namespaces; the rest of its own are erased. 0: it has none. Call it before
+    // the first store. Throws system_error.
+    Slots recover(std::uint64_t quota = 0) {
         Slots found;
         std::vector<std::pair<std::uint64_t, Block>> foreign;
         for_each_header(headers_.file(), pair_, [&](std::uint64_t at, const SlotHeader& header) {
@@ -232,7 +259,7 @@ public:
             const auto slot = static_cast<Block>(at);
             next_sequence_ = std::max<std::uint64_t>(next_sequence_, header.sequence + 1);
             if (header.name_space == name_space_) {
-                found.own.push_back({header.sequence, slot, header.digest});
+                found.own.push_back({header.sequence, slot, header.digest, header.stored, uses_.of(at, header.stored)});
             } else {
                 foreign.emplace_back(header.sequence, slot);
             }
@@ -240,10 +267,47 @@ public:
         std::ranges::sort(found.own, {}, &Slots::Kept::sequence);
         std::ranges::sort(foreign);
         for (const auto& [sequence, slot] : foreign) found.foreign.push_back(slot);
+        if (quota > 0 && quota < pair_.slots) keep_to(quota, found);
         return found;
     }
 
 private:
+    std::uint64_t place_of(Block slot) const noexcept { return own_slots_.empty() ? slot : own_slots_[slot]; }
+
+    int erase_at(std::uint64_t place) const noexcept {
+        const SlotHeader none;
+        return os::write_at(headers_.file(), &none, sizeof none, header_at(place));
+    }
+
+    void keep_to(std::uint64_t quota, Slots& found) {
+        std::vector<std::uint64_t> order(found.own.size());
+        std::iota(order.rbegin(), order.rend(), std::uint64_t{0});
+        std::ranges::stable_sort(order, std::greater(), [&](std::uint64_t at) { return found.own[at].use.at; });
+        std::vector<bool> is_taken(pair_.slots), is_kept(found.own.size());
+        for (std::size_t i = 0; i < order.size(); ++i) {
+            const Block slot = found.own[order[i]].slot;
+            is_taken[slot] = true;
+            is_kept[order[i]] = i < quota;
+            if (i < quota) continue;
+            if (const int error = erase_at(slot); error != 0) os::throw_errno("cannot erase blocks beyond a tier's quota", error);
+        }
+        Slots kept;
+        for (std::size_t at = 0; at < found.own.size(); ++at) {
+            if (!is_kept[at]) continue;
+            kept.own.push_back(found.own[at]);
+            own_slots_.push_back(std::exchange(kept.own.back().slot, static_cast<Block>(own_slots_.size())));
+        }
+        for (const Block slot : found.foreign) is_taken[slot] = true;
+        for (Block slot = 0; slot < pair_.slots && own_slots_.size() < quota; ++slot)
+            if (!is_taken[slot]) own_slots_.push_back(slot);
+        for (std::size_t i = 0; i < found.foreign.size() && own_slots_.size() < quota; ++i) {
+            kept.foreign.push_back(static_cast<Block>(own_slots_.size()));
+            own_slots_.push_back(found.foreign[i]);
+        }
+        for (std::size_t i = quota; i < order.size() && own_slots_.size() < quota; ++i) own_slots_.push_back(found.own[order[i]].slot);
+        found = std::move(kept);
+    }
+
     bool is_ours(const SlotHeader& header) const noexcept {
         return header.is_valid() && header.name_space == name_space_ && header.bytes == row_bytes_ &&
                header.sequence >= first_sequence_.load();
@@ -342,7 +406,8 @@ private:
     // Sizes both files. The first page is written before slots are dropped, and after slots were added.
     void settle(std::uint64_t slots, const std::optional<PairHeader>& found) {
         opened_.wanted_slots = slots;
-        const std::uint64_t own = os::facts_of(data_.file()).allocated + os::facts_of(headers_.file()).allocated;
+        std::uint64_t own = 0;
+        for (const os::OwnFile* file : {&data_, &headers_, &uses_file_}) own += os::facts_of(file->file()).allocated;
         const std::uint64_t free = os::free_bytes(data_.file());
         const std::uint64_t usable = free == UINT64_MAX ? free : free - std::min(free, opened_.margin);
         const std::uint64_t room = usable > UINT64_MAX - own ? UINT64_MAX : usable + own;
@@ -360,6 +425,7 @@ private:
         pair_.slots = with_space(slots, kept);
         os::resize(headers_.file(), header_at(pair_.slots));
         write_pair();
+        os::resize(uses_file_.file(), SlotUses::at(pair_.slots));
         const auto pid = static_cast<std::uint64_t>(os::own_pid());
         static_cast<void>(os::write_at(headers_.file(), &pid, sizeof pid, kPidAt));  // for a message only
     }
@@ -371,6 +437,7 @@ private:
             os::resize(data_.file(), slots * slot_bytes());
             int error = os::reserve(data_.file(), 0, slots * slot_bytes());
             if (error == 0) error = os::reserve(headers_.file(), 0, header_at(slots));
+            if (error == 0) error = os::reserve(uses_file_.file(), 0, SlotUses::at(slots));
             if (error == 0) return slots;
             const bool is_full = error == ENOSPC || error == EDQUOT;
             if (!is_full && error != EOPNOTSUPP && error != ENOSYS) os::throw_errno("cannot reserve the space of a tier", error);
@@ -395,6 +462,9 @@ private:
     const std::string folder_, opener_;
     os::OwnFile headers_;
     os::OwnFile data_;
+    os::OwnFile uses_file_;
+    SlotUses uses_;
+    std::vector<Block> own_slots_;  // with a quota: those that the tier uses
     bool is_direct_ = false;
     OpenedPair opened_;
     PairHeader pair_;

@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -43,10 +45,29 @@ inline constexpr std::array<Candidate, 7> kCandidates{{
 constexpr std::uint32_t ghosts_of(std::uint32_t times, std::uint32_t blocks) noexcept {
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::uint64_t{times} * blocks, 0xFFFF'FFFF));
 }
+// What a tuner has learned, for a later life of it.
+struct TunerState {
+    std::uint32_t candidate = 0, candidates = 0;  // that was chosen; how many there were
+    double share = 0;
+    std::array<double, kCandidates.size()> scores{};
+
+    bool is_valid() const noexcept {
+        const auto is_score = [](double score) { return std::isfinite(score) && score >= 0; };
+        return candidates == kCandidates.size() && candidate < candidates && is_score(share) && share <= 1 &&
+               std::ranges::all_of(scores, is_score);
+    }
+};
 // What a tuner has chosen, for a policy that may be used by another thread.
 struct Choice {
     std::atomic<std::uint32_t> candidate{0};
     std::atomic<double> share{0};  // of probation, as a part of the capacity
+    std::array<std::atomic<double>, kCandidates.size()> scores{};  // of each candidate
+
+    TunerState state() const noexcept {
+        TunerState now{candidate.load(std::memory_order_relaxed), kCandidates.size(), share.load(std::memory_order_relaxed)};
+        for (std::size_t at = 0; at < scores.size(); ++at) now.scores[at] = scores[at].load(std::memory_order_relaxed);
+        return now;
+    }
 };
 
 // Feeds the shadows, and chooses.
@@ -77,6 +98,14 @@ public:
         }
     }
 
+    // Before the first access: goes on with what an earlier tuner has learned, though not with its shadows.
+    void restore(const TunerState& state) noexcept {
+        if (!state.is_valid()) return;
+        chosen_ = state.candidate;
+        scores_ = state.scores;
+        publish(state.share);
+    }
+
     std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
 
 private:
@@ -99,9 +128,14 @@ private:
         if (candidate.kind == Candidate::Kind::kArc) {
             share = static_cast<const Arc&>(shadows_[chosen_].policy()).target() / size_;
         }
+        publish(share);
+        seen_.clear();
+    }
+
+    void publish(double share) noexcept {
         choice_->share.store(share, std::memory_order_relaxed);
         choice_->candidate.store(chosen_, std::memory_order_relaxed);
-        seen_.clear();
+        for (std::size_t at = 0; at < scores_.size(); ++at) choice_->scores[at].store(scores_[at], std::memory_order_relaxed);
     }
 
     std::unique_ptr<Policy> policy_of(const Candidate& each) const {

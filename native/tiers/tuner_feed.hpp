@@ -20,6 +20,9 @@ class TunerFeed {
 public:
     explicit TunerFeed(std::uint32_t blocks) : state_(std::make_shared<State>(blocks)), choice_(state_->tuner.choice()) {}
 
+    // Before the first access.
+    void restore(const TunerState& state) noexcept { state_->tuner.restore(state); }
+
     // Accesses in their order. If the thread is far behind, these are not seen: the choice comes later.
     void accessed(std::span<const Key> keys) {
         const std::lock_guard lock(state_->mutex);

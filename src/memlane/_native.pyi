@@ -1023,9 +1023,9 @@ class PairOutside:
     def slots(self) -> int: ...
     @property
     def slot_bytes(self) -> int: ...
-    def stored(self) -> list[tuple[bytes, int, int, int]]:
+    def stored(self) -> list[tuple[bytes, int, int, int, int, int]]:
         """
-        (namespace, blocks, when the oldest and the newest were stored) of each.
+        (namespace, blocks, when the oldest and newest were stored, last use, hits) of each.
         """
 
     def remove(self, name_space: bytes | None) -> bool:
@@ -1058,6 +1058,8 @@ class DiskTier:
         threads: int,
         may_ring: bool,
         policy: object,
+        ttl: int = 0,
+        quota: int = 0,
     ) -> None: ...
     def show(self, id: bytes, name: str) -> None:
         """Lets `memlane.inspect` see its counters."""
@@ -1075,6 +1077,9 @@ class DiskTier:
 
     def clear(self, timeout: object) -> int:
         """0 or an errno."""
+
+    def keep_uses(self, timeout: object) -> int:
+        """Writes when blocks were used, for a restart: 0 or an errno."""
 
     def collect(self, wakes: bool) -> bool:
         """Takes in what the threads have done; whether nothing is under way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,7 +173,7 @@ def test_an_owner_that_does_not_answer(folder: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(TimedOut, match="did not answer"):
             clear(folder)
     assert blocks(folder) == {name("a"): 3, name("b"): 1}
-    assert {each.name for each in folder.iterdir()} == {"0.headers", "0.data"}
+    assert {each.name for each in folder.iterdir()} == {"0.headers", "0.data", "0.uses"}
 
 
 @pytest.mark.parametrize("how", ["a file", "the folder", "moved"])
@@ -188,11 +189,10 @@ def test_files_that_are_gone_are_noticed(
     assert not opened.statistics().detached
     if how == "moved":
         folder.rename(tmp_path / "other")
-    else:
+    elif how == "a file":
         (folder / "0.data").unlink()
-    if how == "the folder":
-        (folder / "0.headers").unlink()
-        folder.rmdir()
+    else:
+        shutil.rmtree(folder)
     until(lambda: opened.statistics().detached)
     stored(opened, rows, 9)
     assert wait_for(opened, opened.load([key(0)], [1])).ok.all()

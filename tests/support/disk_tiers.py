@@ -17,7 +17,8 @@ def capacity_of(blocks: int, row_bytes: int) -> int:
     """Bytes on disk for so many blocks."""
     slot = -(-row_bytes // 4096) * 4096
     headers = -(-blocks * 64 // 4096) * 4096
-    return 4096 + headers + blocks * slot
+    uses = 4096 + -(-blocks * 8 // 4096) * 4096
+    return 4096 + headers + uses + blocks * slot
 
 
 def tier_on(folder: Path, rows: Any, capacity: int, **options: Any) -> DiskTier:

@@ -125,14 +125,14 @@ def there(tier: DiskTier, count: int = 20) -> list[int]:
 
 
 def test_its_files_are_private(folder: Path) -> None:
-    """The folder, both files, and nothing else."""
+    """The folder, its files, and nothing else."""
     assert folder.stat().st_mode & 0o777 == 0o700
     files = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
-    assert files == {"0.data": 0o600, "0.headers": 0o600}
+    assert files == {"0.data": 0o600, "0.headers": 0o600, "0.uses": 0o600}
 
 
 def test_its_space_is_reserved(folder: Path) -> None:
-    """Both files have their whole size on disk, which is at most the capacity."""
+    """All files have their whole size on disk, which is at most the capacity."""
     sizes = [file.stat() for file in folder.iterdir()]
     assert all(each.st_blocks * 512 >= each.st_size for each in sizes)
     assert sum(each.st_size for each in sizes) <= capacity_of(10, ROW)

@@ -100,7 +100,9 @@ def recorded(_link: Link, folder: Path) -> dict[int, str]:
                 tier.clear()
         for number in (7, 3, 20):
             assert store(tier, rows, number)
-    return {os.stat(folder / "kv" / name).st_ino: name for name in ("0.headers", "0.data")}
+    return {
+        os.stat(folder / "kv" / name).st_ino: name for name in ("0.headers", "0.data", "0.uses")
+    }
 
 
 def parsed(path: Path, names: dict[int, str]) -> list[tuple[str, int, bytes]]:

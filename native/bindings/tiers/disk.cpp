@@ -39,11 +39,12 @@ constexpr std::size_t kWithGil = 64u << 10;  // shorter work keeps the GIL
 
 // What there is of a tier until it is closed. What is under way when it is dropped keeps all of it for ever.
 struct OpenTier {
-    OpenTier(HeldBuffer held, std::unique_ptr<tiers::SlotFile> file, unsigned threads, bool may_ring, nb::object policy)
+    OpenTier(HeldBuffer held, std::unique_ptr<tiers::SlotFile> file, unsigned threads, bool may_ring, nb::object policy,
+             std::uint32_t ttl)
         : rows(std::make_unique<HeldBuffer>(std::move(held))),
           pool(static_cast<std::uint32_t>(file->slots()), std::move(policy)),
           io(std::move(file), static_cast<std::byte*>(rows->data()), threads, may_ring),
-          tier(io, pool.pool()) {}
+          tier(io, pool.pool(), ttl) {}
 
     void publish() {
         const auto now = io.work().statistics();
@@ -85,7 +86,8 @@ class DiskObject {
 public:
     DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t count,
                std::uint64_t row_bytes, std::uint64_t slots, const nb::bytes& name_space, std::optional<bool> direct,
-               std::optional<std::uint64_t> margin, unsigned threads, bool may_ring, nb::object policy) {
+               std::optional<std::uint64_t> margin, unsigned threads, bool may_ring, nb::object policy, std::uint32_t ttl,
+               std::uint64_t quota) {
         using Direct = tiers::SlotFile::Direct;
         const Direct way = !direct ? Direct::if_possible : *direct ? Direct::always : Direct::never;
         tiers::Namespace own;
@@ -104,8 +106,8 @@ public:
         } catch (const tiers::NotDirect&) {
             raise_error(Error::Unsupported, text_of("the file system of " + folder + " has no O_DIRECT; leave out `direct`"));
         }
-        const auto found = without_gil([&] { return file->recover(); });
-        open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, may_ring, std::move(policy));
+        const auto found = without_gil([&] { return file->recover(quota); });
+        open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, may_ring, std::move(policy), ttl);
         try {
             restore(found);
         } catch (...) {
@@ -237,13 +239,11 @@ private:
     void restore(const tiers::SlotFile::Slots& found) {
         constexpr std::size_t kHashed = 4096;
         std::vector<tiers::BlockPool::Asked> asked;
-        std::vector<tiers::Block> slots;
         for (const auto& kept : found.own) {
             if (asked.size() % kHashed == kHashed - 1) without_gil([] {});
             asked.push_back({hash_of(nb::bytes(kept.digest.data(), kept.digest.size())), kept.digest});
-            slots.push_back(kept.slot);
         }
-        const auto work = [&] { call([&](tiers::DiskTier& tier) { tier.restore(asked, slots, found.foreign); }); };
+        const auto work = [&] { call([&](tiers::DiskTier& tier) { tier.restore(asked, found.own, found.foreign); }); };
         if (open_->pool.policy().is_valid()) return work();
         without_gil(work);
     }
@@ -279,12 +279,12 @@ std::optional<tiers::Namespace> namespace_from(const std::optional<nb::bytes>& b
     return made;
 }
 
-using Stored = nb::typed<nb::tuple, nb::bytes, std::uint64_t, std::uint32_t, std::uint32_t>;
+using Stored = nb::typed<nb::tuple, nb::bytes, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t>;
 nb::typed<nb::list, Stored> stored_in(const tiers::PairOutside& pair) {
     const auto found = without_gil([&] { return pair.stored(); });
     nb::typed<nb::list, Stored> made;
     for (const auto& [name_space, of] : found)
-        made.append(nb::make_tuple(nb::bytes(name_space.data(), name_space.size()), of.blocks, of.oldest, of.newest));
+        made.append(nb::make_tuple(nb::bytes(name_space.data(), name_space.size()), of.blocks, of.oldest, of.newest, of.last_use, of.hits));
     return made;
 }
 
@@ -310,7 +310,7 @@ using Facts = nb::typed<nb::dict, nb::str, nb::any>;
 
 Facts facts_of(tiers::DiskIo& io) {
     const tiers::OpenedPair facts = io.file().facts();
-    const std::uint64_t slots = io.file().slots(), slot_bytes = io.file().slot_bytes();
+    const std::uint64_t slots = io.file().all_slots(), slot_bytes = io.file().slot_bytes();
     const bool is_direct = io.file().is_direct();
     const char* const engine = io.engine();  // static text
     const int unwatched = io.folder().error();
@@ -393,7 +393,7 @@ void bind_disk(nb::module_& m) {
         .def("owner", &PairOutside::owner, "The pid of who has it open, 0 if it is unknown, or None.")
         .def_prop_ro("slots", [](const PairOutside& self) { return self.pair().slots; })
         .def_prop_ro("slot_bytes", [](const PairOutside& self) { return tiers::slot_bytes_of(self.pair().row_bytes); })
-        .def("stored", &stored_in, "(namespace, blocks, when the oldest and the newest were stored) of each.")
+        .def("stored", &stored_in, "(namespace, blocks, when the oldest and newest were stored, last use, hits) of each.")
         .def(
             "remove",
             [](PairOutside& self, const std::optional<nb::bytes>& name_space) {
@@ -410,9 +410,9 @@ void bind_disk(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
         .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, std::uint64_t,
-                      const nb::bytes&, std::optional<bool>, std::optional<std::uint64_t>, unsigned, bool, nb::object>(),
+                      const nb::bytes&, std::optional<bool>, std::optional<std::uint64_t>, unsigned, bool, nb::object, std::uint32_t, std::uint64_t>(),
              "folder"_a, "opener"_a, "rows"_a, "count"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a.none(), "margin"_a.none(),
-             "threads"_a, "may_ring"_a, "policy"_a)
+             "threads"_a, "may_ring"_a, "policy"_a, "ttl"_a = 0, "quota"_a = 0)
         .def(
             "show",
             [](const DiskObject& self, const nb::bytes& id, const std::string& name) {
@@ -480,6 +480,12 @@ void bind_disk(nb::module_& m) {
                 return self.order([](DiskTier& tier) { return tier.clear(); }, timeout);
             },
             "timeout"_a, "0 or an errno.")
+        .def(
+            "keep_uses",
+            [](const DiskObject& self, nb::handle timeout) {
+                return self.order([](DiskTier& tier) { return tier.keep_uses(); }, timeout);
+            },
+            "timeout"_a, "Writes when blocks were used, for a restart: 0 or an errno.")
         .def(
             "collect",
             [](const DiskObject& self, bool wakes) {

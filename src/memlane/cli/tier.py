@@ -26,18 +26,23 @@ _COLUMNS = [
     ("BYTES", "right"),
     ("OLDEST", "right"),
     ("NEWEST", "right"),
+    ("LAST USE", "right"),
+    ("HITS", "right"),
 ]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The blocks of one namespace. Seconds since they were stored; None if that is unknown."""
+    """The blocks of one namespace. Seconds since they were stored and used; None if that is
+    unknown. Uses and hits of an open tier are as of the last minute."""
 
     namespace: str
     blocks: int
     bytes: int
     oldest: float | None
     newest: float | None
+    last_use: float | None
+    hits: int
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,8 @@ def _pair(path: Path, opener: str) -> Pair:
         return max(0.0, now - stored) if stored else None
 
     stored = [
-        Stored(which.hex(), blocks, blocks * pair.slot_bytes, age(oldest), age(newest))
-        for which, blocks, oldest, newest in pair.stored()
+        Stored(which.hex(), n, n * pair.slot_bytes, age(oldest), age(newest), age(last), hits)
+        for which, n, oldest, newest, last, hits in pair.stored()
     ]
     return Pair(opener, pair.owner(), pair.slots, pair.slot_bytes, stored)
 
@@ -141,8 +146,9 @@ def _remove(path: Path, opener: str, name_space: bytes | None) -> None:
 
 
 def _row(pair: Pair, of: Stored) -> list[str]:
-    ages = ["" if age is None else show.duration(age) for age in (of.oldest, of.newest)]
-    return [pair.opener, of.namespace, str(of.blocks), show.nbytes(of.bytes), *ages]
+    times = (of.oldest, of.newest, of.last_use)
+    ages = ["" if age is None else show.duration(age) for age in times]
+    return [pair.opener, of.namespace, str(of.blocks), show.nbytes(of.bytes), *ages, str(of.hits)]
 
 
 def _line(pair: Pair) -> str:

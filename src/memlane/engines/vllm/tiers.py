@@ -61,7 +61,7 @@ class DiskTier(TierManager):
 
     what = "a DiskTier"
     needed = ("path", "capacity")
-    optional = ("namespace", "policy", "timeout", "direct", "opener", "margin")
+    optional = ("namespace", "policy", "timeout", "direct", "opener", "margin", "quota", "ttl")
     prefix = "vllm:memlane_disk_tier_"
     counters = _COUNTERS
     gauges = _GAUGES
