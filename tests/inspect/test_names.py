@@ -10,7 +10,7 @@ import pytest
 
 from memlane import Gather, InvalidArgument, InvalidType, MessageQueue, TimedOut, WriterDied
 from memlane._base.labels import label_in
-from memlane.cli import ls, show, top
+from memlane.cli import ls, top, writing
 from memlane.inspect import segments as looked
 from memlane.inspect import stuck
 from memlane.inspect.looks import Look
@@ -127,7 +127,7 @@ def test_stuck_and_the_metric_say_it() -> None:
         fill(writer)
         until(lambda: stuck(0.0), "the full ring is seen")
         [wait] = stuck(0.0)
-        assert " of steps blocked for " in headline(wait, show.title(wait.segment, wait.label))
+        assert " of steps blocked for " in headline(wait, writing.title(wait.segment, wait.label))
         text = exposition.text(measure(Look(0.0, looked(), [wait]), SHM))
         stuck_line = next(line for line in text.splitlines() if line.startswith("memlane_stuck_"))
         assert 'queue="steps"' in stuck_line

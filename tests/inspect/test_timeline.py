@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memlane.cli.show import replacing
 from memlane.cli.trace import Track, doing
+from memlane.cli.writing import replacing
 
 pytestmark = pytest.mark.unit
 

@@ -91,6 +91,20 @@ def list_segments(json: AsJson = False) -> None:
         ls.run(rates, json)
 
 
+@app.command("show")
+def show_one(
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|PID", help="A segment, or a process that has some.")
+    ],
+    json: AsJson = False,
+) -> None:
+    """Show one segment, or those of a process: a row for each participant."""
+    from memlane.cli import show
+
+    with _in_a_line():
+        show.run(what, json)
+
+
 @app.command("top")
 def show_live(
     interval: Annotated[

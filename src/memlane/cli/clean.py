@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memlane import _native
-from memlane.cli import show
+from memlane.cli import writing
 from memlane.errors import InvalidArgument
 from memlane.inspect import leftovers
 from memlane.inspect.foreign import files
@@ -44,7 +44,7 @@ def run(names: Sequence[str], removes: bool, with_foreign: bool, as_json: bool) 
     regions = [one for one in unused if one.kind.is_region]
     foreign = [one for one in unused if not one.kind.is_region]
     if as_json:
-        show.print_json(
+        writing.print_json(
             {
                 "leftovers": [
                     *({"name": one.name, "bytes": one.used} for one in own),
@@ -56,17 +56,17 @@ def run(names: Sequence[str], removes: bool, with_foreign: bool, as_json: bool) 
             }
         )
         return
-    console = show.console()
+    console = writing.console()
     rows = [
-        *([show.short_name(one.name), one.kind, show.nbytes(one.used)] for one in own),
-        *([one.name, "region", show.nbytes(one.used)] for one in regions),
-        *([one.name, "foreign", show.nbytes(one.used)] for one in foreign),
+        *([writing.short_name(one.name), one.kind, writing.nbytes(one.used)] for one in own),
+        *([one.name, "region", writing.nbytes(one.used)] for one in regions),
+        *([one.name, "foreign", writing.nbytes(one.used)] for one in foreign),
     ]
     if rows:
-        console.print(show.table(_COLUMNS, rows, console.width))
+        console.print(writing.table(_COLUMNS, rows, console.width))
     else:
         console.print("nothing was left by dead processes")
-    show.print_lines(console, (f"kept {one.name}: {one.reason}" for one in kept))
+    writing.print_lines(console, (f"kept {one.name}: {one.reason}" for one in kept))
     if removes:
         console.print(f"removed {len(removed)}")
     elif rows:

@@ -20,7 +20,7 @@ from typing import Any
 
 from memlane._base.blame import blocked, listed
 from memlane.cli.ls import as_json
-from memlane.cli.show import json_text, title
+from memlane.cli.writing import json_text, title
 from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from memlane.cli import show
+from memlane.cli import writing
 from memlane.cli.rates import Rates
 from memlane.inspect import Segment, segments
 from memlane.inspect.segment import FOLDER, free_space
@@ -29,20 +29,20 @@ COLUMNS = [
 def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
     """The cells of COLUMNS."""
     return [
-        show.title(segment.name, segment.label),
+        writing.title(segment.name, segment.label),
         segment.kind,
-        show.size(segment),
-        show.used(segment),
-        show.holders(segment),
-        show.readers(segment),
-        show.rate(per_second),
-        show.duration(max(0.0, now - segment.created)),
-        show.state(segment),
+        writing.size(segment),
+        writing.used(segment),
+        writing.holders(segment),
+        writing.readers(segment),
+        writing.rate(per_second),
+        writing.duration(max(0.0, now - segment.created)),
+        writing.state(segment),
     ]
 
 
 def shm_line() -> str:
-    sizes = {what: show.nbytes(count) for what, count in free_space().items()}
+    sizes = {what: writing.nbytes(count) for what, count in free_space().items()}
     return f"{FOLDER}: {sizes['total']} total, {sizes['used']} used, {sizes['free']} free"
 
 
@@ -67,13 +67,13 @@ def run(rates: Rates, as_json_text: bool) -> None:
     per_second = rates.of(seen, time.monotonic())
     if as_json_text:
         listed = [as_json(segment, per_second.get(segment.name)) for segment in seen]
-        show.print_json({"segments": listed, "shm": free_space()})
+        writing.print_json({"segments": listed, "shm": free_space()})
         return
-    console = show.console()
+    console = writing.console()
     if seen:
         now = time.time()
         rows = [row(segment, per_second.get(segment.name), now) for segment in seen]
-        console.print(show.table(COLUMNS, rows, console.width))
+        console.print(writing.table(COLUMNS, rows, console.width))
     else:
         console.print("no segments of this user")
     console.print(shm_line())

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from memlane._base.blame import listed, sentence
-from memlane.cli import show
+from memlane.cli import writing
 from memlane.inspect import Participant, Wait, segments
 from memlane.inspect.decisions import judged, process_of
 from memlane.inspect.foreign import rings
@@ -110,7 +110,7 @@ class Look:
     def start_lines(self) -> list[str]:
         """A line for each start."""
         return [
-            f"starting: {headline(wait, show.title(wait.segment, wait.label))}; waiting for "
+            f"starting: {headline(wait, writing.title(wait.segment, wait.label))}; waiting for "
             + (listed(wait.facts) or f"{wait.absent_elsewhere} readers on other hosts")
             for wait in self.starts()
         ]
@@ -162,7 +162,7 @@ class Look:
             title = title_of(who)
             process = f"pid {who.pid} {title}".rstrip()
             return [f"{name} ({process}) waits for that writer in turn"]
-        made = [headline(wait, show.title(wait.segment, wait.label))]
+        made = [headline(wait, writing.title(wait.segment, wait.label))]
         if not wait.is_decided:
             made.append(_ONE_OF)
         for awaited, facts in zip(wait.awaited, wait.facts, strict=True):
@@ -347,11 +347,11 @@ def look(asked: Asked) -> int:
             "starting": seen.start_json(),
             "silent": [_silence_json(silence) for silence in seen.silences],
         }
-        show.print_json(answer)
+        writing.print_json(answer)
         return seen.code
-    console = show.console()
-    show.print_lines(console, [line for _, _, lines in found for line in lines])
-    show.print_lines(console, seen.start_lines())
+    console = writing.console()
+    writing.print_lines(console, [line for _, _, lines in found for line in lines])
+    writing.print_lines(console, seen.start_lines())
     if not found:
         console.print(f"nobody has waited for longer than {asked.after:g} s")
     return seen.code
@@ -361,14 +361,14 @@ def watch(asked: Asked, every: float, command: str | None) -> None:
     """Looks again every so many seconds until it is interrupted. `command`, in a shell, runs once
     for each new wait, its JSON on standard input."""
     known: set[Key] = set()
-    console = show.console()
+    console = writing.console()
     while True:
         found = {key: (made, lines) for key, made, lines in Look(asked).found()}
         for key in found.keys() - known:
             made, lines = found[key]
-            text = show.json_text(made)
+            text = writing.json_text(made)
             lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S')} {lines[0]}", *lines[1:]]
-            show.print_lines(console, [text] if asked.prints_json else lines)
+            writing.print_lines(console, [text] if asked.prints_json else lines)
             if command is not None:
                 subprocess.run(command, shell=True, input=text.encode())
         known = set(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memlane._base.diagnosis import warn
 from memlane._native import PairOutside, ask_owner
-from memlane.cli import show
+from memlane.cli import writing
 from memlane.errors import InvalidArgument, TimedOut, system_fault
 from memlane.tiers.tier import Namespace
 
@@ -80,13 +80,13 @@ def run(path: Path, purged: str | None, clears: bool, as_json: bool) -> None:
         found = pairs_in(path)
     if as_json:
         openers = [asdict(pair) for pair in found]
-        show.print_json({"path": os.fspath(path), "removed": removed, "openers": openers})
+        writing.print_json({"path": os.fspath(path), "removed": removed, "openers": openers})
         return
-    console = show.console()
+    console = writing.console()
     rows = [_row(pair, of) for pair in found for of in pair.namespaces]
     if rows:
-        console.print(show.table(_COLUMNS, rows, console.width))
-    show.print_lines(console, map(_line, found))
+        console.print(writing.table(_COLUMNS, rows, console.width))
+    writing.print_lines(console, map(_line, found))
     if purged is not None or clears:
         console.print(f"removed {removed}")
 
@@ -135,7 +135,7 @@ def _remove(path: Path, opener: str, name_space: bytes | None) -> None:
     if error is None and pair.remove(name_space):  # its owner has ended meanwhile
         return
     owner = pair.owner()
-    who = f"process {show.process(owner)}" if owner else "its process"
+    who = f"process {writing.process(owner)}" if owner else "its process"
     if error is None:
         why = "it is stopped, has another memlane, or its log says that it cannot watch the folder"
         raise TimedOut(f"{who} has {path}/{opener} open and did not answer: {why}", _PATIENCE)
@@ -147,16 +147,23 @@ def _remove(path: Path, opener: str, name_space: bytes | None) -> None:
 
 def _row(pair: Pair, of: Stored) -> list[str]:
     times = (of.oldest, of.newest, of.last_use)
-    ages = ["" if age is None else show.duration(age) for age in times]
-    return [pair.opener, of.namespace, str(of.blocks), show.nbytes(of.bytes), *ages, str(of.hits)]
+    ages = ["" if age is None else writing.duration(age) for age in times]
+    return [
+        pair.opener,
+        of.namespace,
+        str(of.blocks),
+        writing.nbytes(of.bytes),
+        *ages,
+        str(of.hits),
+    ]
 
 
 def _line(pair: Pair) -> str:
     used = sum(of.blocks for of in pair.namespaces)
-    size = show.nbytes(pair.slots * pair.slot_bytes)
+    size = writing.nbytes(pair.slots * pair.slot_bytes)
     if pair.pid is None:
         state = "not open"
     else:
-        state = f"open in {show.process(pair.pid) if pair.pid else 'another process'}"
-    each = show.nbytes(pair.slot_bytes)
+        state = f"open in {writing.process(pair.pid) if pair.pid else 'another process'}"
+    each = writing.nbytes(pair.slot_bytes)
     return f"{pair.opener}: {used} of {pair.slots} blocks of {each}, {size} in all, {state}"

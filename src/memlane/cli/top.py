@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from memlane.cli import show
+from memlane.cli import writing
 from memlane.cli.ls import shm_line
 from memlane.cli.rates import Rates, messages
 from memlane.inspect import Segment, segments
@@ -105,7 +105,7 @@ class View:
         if name and not self._is_typing:
             keys += f"   name: {name}"
         title = f"{shm_line()}; every {self.interval:g} s, by {self._sorts[0]}{filtered}"
-        return Group(Text(title), show.table(_COLUMNS, rows, width), Text(keys, style="dim"))
+        return Group(Text(title), writing.table(_COLUMNS, rows, width), Text(keys, style="dim"))
 
 
 def _row(segment: Segment, per_second: float | None) -> list[str]:
@@ -115,16 +115,16 @@ def _row(segment: Segment, per_second: float | None) -> list[str]:
     is_queue = segment.kind == "queue"
     lent = sum(who.lent for who in people)
     return [
-        show.title(segment.name, segment.label),
+        writing.title(segment.name, segment.label),
         segment.kind,
-        show.holders(segment),
-        show.rate(per_second),
+        writing.holders(segment),
+        writing.rate(per_second),
         lags if is_queue else "",
         str(sum(who.activity == "waiting" for who in people)) if is_queue else "",
         str(people[0].extents) if is_queue and people else "",
-        show.nbytes(lent) if lent else "",
+        writing.nbytes(lent) if lent else "",
         _hits(segment),
-        show.state(segment),
+        writing.state(segment),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from memlane._base import processes
 from memlane._base.slots import ATTACHED, VIEWS
-from memlane.cli.show import json_text, replacing, title
+from memlane.cli.writing import json_text, replacing, title
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header
 from memlane.inspect.segment import Known, files, look, opened

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memlane
-from memlane.cli import show
+from memlane.cli import writing
 from memlane.cli.bench.channel import ARRAY, DICT
 from memlane.cli.bench.measure import Cell, CellResult, run_cell
 from memlane.cli.bench.peers import PEERS
@@ -65,14 +65,14 @@ def run(output: Path | None, prints_json: bool) -> None:
     shown = {name for result in results for name in result.peers}
     left_out = {name: why for name, why in left_out.items() if name not in shown}
     if prints_json:
-        show.print_json(_json(machine, results, left_out))
+        writing.print_json(_json(machine, results, left_out))
     else:
-        _print(show.console(), machine, results, left_out)
+        _print(writing.console(), machine, results, left_out)
     if output is not None:
         with open(os.devnull, "w") as nowhere:
             picture = Console(record=True, width=_WIDTH, file=nowhere, highlight=False)
             _print(picture, machine, results, left_out)
-        with show.replacing(output) as file:
+        with writing.replacing(output) as file:
             file.write(picture.export_svg(title="memlane bench"))
 
 
