@@ -287,6 +287,32 @@ def test_a_redis_server_that_engines_share(place: Path, release: str) -> None:
 
 
 @RELEASES
+def test_routers_know_what_the_disk_holds(place: Path, release: str) -> None:
+    """By vLLM's own events, through evictions, a reset and a restart; after a reset nothing of
+    before is found."""
+    expected, folder = tokens(place, 1), place / f"routed-{release}"
+    tier = on(folder, policy="lru", capacity=60 * (ROW + 64) + 8192)
+    events = f"ipc://{place}/events-{release}"
+    with engine(place, release, 3, tier=tier, events=events, resets=[2]) as first:
+        *rounds, last = first.answers()
+    assert [each["tokens"] for each in rounds] == [expected] * 3
+    assert rounds[2]["cached"] == [0] * PROMPTS
+    assert last["metrics"]["vllm:memlane_disk_tier_evicted"] > 0
+    assert last["routed"] * ROW == last["metrics"]["vllm:memlane_disk_tier_used"] > 0
+
+
+def test_routers_know_what_the_disk_has_after_a_restart(place: Path) -> None:
+    """At once, though the engine before it was killed."""
+    tier = on(place / "again")
+    with engine(place, "0.32", tier=tier, events=f"ipc://{place}/before") as first:
+        *_, last = first.answers()
+    assert last["routed"] == BLOCKS
+    with engine(place, "0.32", 0, tier=tier, events=f"ipc://{place}/after") as second:
+        (last,) = second.answers()
+    assert last["routed"] == BLOCKS
+
+
+@RELEASES
 def test_data_parallel_replicas_side_by_side(place: Path, release: str) -> None:
     """Each has a pair of files of its own, and finds its blocks after a restart."""
     expected, folder = tokens(place, 1), place / f"replicas-{release}"

@@ -2,10 +2,11 @@
 
 MODEL is a folder with a `config.json`; it gets weights if it has none. OPTIONS is JSON:
 `tensor_parallel_size`, `data_parallel_size` (each replica gets every prompt), `tier` (the
-configuration of the tier, by default a disk tier, or null), `policy` (of the primary tier). Prints
-`@@` and JSON: the tokens of each round, and how many of each prompt's tokens were cached; at last
-the tier's metrics. It waits for a line on standard input between rounds and at the end, and ends as
-vLLM does.
+configuration of the tier, by default a disk tier, or null), `policy` (of the primary tier),
+`events` (the endpoint of vLLM's KV events), `resets` (the rounds before which its caches are
+reset). Prints `@@` and JSON: the tokens of each round, and how many of each prompt's tokens were
+cached; at last the tier's metrics, and how many of its blocks the events tell of. It waits for a
+line on standard input between rounds and at the end, and ends as vLLM does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 PROMPTS, TOKENS, TAIL = 6, 480, 32
 BLOCKS = 40  # of 32 tokens, on the device and in memory each: the prompts need 90
+LAYERS, HEADS, SIZE = 4, 4, 64
+BLOCK_BYTES = 2 * LAYERS * HEADS * SIZE * 4 * 32
 MODULE = "memlane.engines.vllm.tiers"
 
 
@@ -26,12 +29,12 @@ def tell(**facts: object) -> None:
     print("@@" + json.dumps(facts), flush=True)
 
 
-def connector(options: dict[str, Any], bytes_per_block: int) -> dict[str, Any]:
+def connector(options: dict[str, Any]) -> dict[str, Any]:
     """vLLM's `kv_transfer_config`, as the manual gives it but for the worker."""
     extra: dict[str, Any] = {
         "spec_name": "CpuTiering",
         "spec_module_path": "cpu_offloading",
-        "cpu_bytes_to_use": BLOCKS * bytes_per_block,
+        "cpu_bytes_to_use": BLOCKS * BLOCK_BYTES,
         "secondary_tiers": [{"type": "DiskTier", "module_path": MODULE, **options["tier"]}],
     }
     if policy := options.get("policy"):
@@ -76,8 +79,6 @@ def main() -> None:
     model, rounds, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     if not (Path(model) / "model.safetensors").exists():
         add_weights(Path(model))
-    layers, heads, size = 4, 4, 64
-    bytes_per_block = 2 * layers * heads * size * 4 * 32
     arguments: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -95,18 +96,55 @@ def main() -> None:
         "max_num_seqs": 1,
     }
     if options.get("tier") is not None:
-        arguments["kv_transfer_config"] = connector(options, bytes_per_block)
-    asyncio.run(answer(arguments, rounds))
+        arguments["kv_transfer_config"] = connector(options)
+    asyncio.run(answer(arguments, rounds, options.get("events"), options.get("resets", [])))
 
 
-async def answer(arguments: dict[str, Any], rounds: int) -> None:
+class Router:
+    """Which blocks a tier has, as vLLM's events tell it."""
+
+    def __init__(self, endpoint: str) -> None:
+        import msgspec
+        import zmq
+        from vllm.distributed.kv_events import KVEventBatch
+
+        self._decoder = msgspec.msgpack.Decoder(KVEventBatch)
+        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(endpoint)
+        self.there: set[bytes] = set()
+
+    def read(self) -> None:
+        while self._socket.poll(100):
+            for event in self._decoder.decode(self._socket.recv_multipart()[-1]).events:
+                match type(event).__name__, getattr(event, "medium", None):
+                    case "AllBlocksCleared", _:
+                        self.there.clear()
+                    case "BlockStored", "STORAGE":
+                        assert self.there.isdisjoint(event.block_hashes)
+                        self.there.update(event.block_hashes)
+                    case "BlockRemoved", "STORAGE":
+                        self.there.difference_update(event.block_hashes)
+
+
+async def answer(
+    arguments: dict[str, Any], rounds: int, events: str | None, resets: list[int]
+) -> None:
     """As `vllm serve` makes its engine."""
     from vllm import SamplingParams
+    from vllm.config import KVEventsConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.reader import get_metrics_snapshot
 
+    router = None
+    if events is not None:
+        router = Router(events)
+        arguments["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=events
+        )
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     sampling = SamplingParams(
         max_tokens=8, temperature=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -120,6 +158,8 @@ async def answer(arguments: dict[str, Any], rounds: int) -> None:
     for number in range(rounds):
         if number > 0:
             sys.stdin.readline()
+        if number in resets:
+            assert await engine.reset_prefix_cache(reset_connector=True)
         # One at a time: of those that wait together, vLLM promotes as many as fit in memory.
         outputs = [
             output
@@ -136,12 +176,21 @@ async def answer(arguments: dict[str, Any], rounds: int) -> None:
             tokens=[list(each.outputs[0].token_ids) for each in outputs],
             cached=[each.num_cached_tokens for each in outputs],
         )
-    await engine.do_log_stats()
     figures: dict[str, float] = {}
-    for metric in get_metrics_snapshot():
-        if "memlane" in metric.name:  # of each replica
-            figures[metric.name] = figures.get(metric.name, 0) + metric.value
-    tell(metrics=figures)
+    for step in range(20):  # a step publishes what the one before it has changed
+        await engine.do_log_stats()
+        figures.clear()
+        for metric in get_metrics_snapshot():
+            if "memlane" in metric.name:  # of each replica
+                figures[metric.name] = figures.get(metric.name, 0) + metric.value
+        if router is None:
+            break
+        router.read()
+        if len(router.there) * BLOCK_BYTES == figures["vllm:memlane_disk_tier_used"]:
+            break
+        async for _ in engine.generate({"prompt_token_ids": tail[:8]}, sampling, f"step-{step}"):
+            pass
+    tell(metrics=figures, routed=len(router.there) if router else None)
     sys.stdin.readline()
 
 

@@ -669,13 +669,17 @@ def events_of_blocks_that_are_lost() -> None:
 
 
 def events_after_a_restart() -> None:
-    """What a request finds is reported."""
+    """What is there is reported at once; what was stored without events, once it is found."""
     with folder() as path:
-        with Alone(path, EVENTS) as engine:
+        with Alone(path) as engine:
             engine.store(0, 1)
         with Alone(path, EVENTS) as engine:
             assert engine.there(1, 2) == [1]
             assert events(engine.tier) == [(False, [1])]
+            engine.store(2, 3)
+            engine.tier._tier.forget([key(2)])
+        with Alone(path, EVENTS) as engine:
+            assert events(engine.tier) == [(False, [1, 3])]
             engine.tier._tier.forget([key(0), key(1)])
             assert events(engine.tier) == [(True, [1])]
 

@@ -12,6 +12,7 @@ from memlane.tiers import DiskTier
 from memlane.tiers.inventory import DiskInventory, Inventory
 from tests.support import PATIENCE
 
+MAGIC = b"memlane keys 1\n"
 ROW, KEYS = 4096, [bytes([number]) for number in range(40)]
 
 
@@ -27,9 +28,9 @@ def follow(inventory: Inventory, view: set[bytes]) -> None:
 def test_a_router_knows_what_a_disk_tier_holds(tmp_path: Path, policy: str) -> None:
     rows = np.zeros((8, ROW), np.uint8)
     view: set[bytes] = set()
-    pick = random.Random(policy)
+    pick, epoch = random.Random(policy), ""
     with DiskTier(tmp_path, rows, 24 * ROW, policy=policy, timeout=PATIENCE) as disk:
-        inventory = DiskInventory(disk)
+        inventory = DiskInventory(disk, str(tmp_path / "0.keys"))
         for _ in range(300):
             keys = pick.sample(KEYS, pick.randint(1, 8))
             match pick.choices(["store", "load", "forget", "clear", "epoch"], [9, 3, 2, 0.2, 0.2]):
@@ -50,13 +51,23 @@ def test_a_router_knows_what_a_disk_tier_holds(tmp_path: Path, policy: str) -> N
                     disk.clear()
                 case ["epoch"]:  # as a reset does it
                     inventory.cleared()
-                    disk.set_epoch(pick.random().hex())
+                    disk.set_epoch(epoch := pick.random().hex())
                     disk.clear()
             if pick.random() < 0.4:
                 follow(inventory, view)
                 there = disk.has(KEYS)
                 assert view == {key for key, is_there in zip(KEYS, there, strict=True) if is_there}
                 assert len(inventory._keys) == len(view)
+        inventory.close(PATIENCE)
+        there = disk.has(KEYS)
+    assert (tmp_path / "0.keys").stat().st_size < 2 * 30 * len(KEYS)  # it does not grow
+    with DiskTier(tmp_path, rows, 24 * ROW, policy=policy, timeout=PATIENCE) as disk:
+        view.clear()
+        disk.set_epoch(epoch)
+        inventory = DiskInventory(disk, str(tmp_path / "0.keys"))
+        follow(inventory, view)
+        assert view == {key for key, is_there in zip(KEYS, there, strict=True) if is_there}
+        inventory.close(PATIENCE)
 
 
 def test_a_router_that_has_forgotten_is_told_again() -> None:
@@ -79,3 +90,29 @@ def test_more_keys_than_are_remembered() -> None:
     assert len(inventory._changed) <= 6
     follow(inventory, view)
     assert len(view) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"something else\n", b"memlane keys 1\n\x02no\x00\x01a", b"memlane keys 1\n\xffno"],
+)
+def test_a_log_that_is_damaged(tmp_path: Path, damage: bytes) -> None:
+    """Is a hint: what cannot be read is left out, and what is not there is not reported."""
+    path, rows = tmp_path / "0.keys", np.zeros((1, ROW), np.uint8)
+    path.write_bytes(damage)
+    with DiskTier(tmp_path, rows, 24 * ROW, timeout=PATIENCE) as disk:
+        inventory = DiskInventory(disk, str(path))
+        assert inventory.take() == []
+        inventory.close(PATIENCE)
+    assert path.read_bytes() == MAGIC
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so, and nothing else changes."""
+    path, rows = tmp_path / "0.keys", np.zeros((1, ROW), np.uint8)
+    path.symlink_to(tmp_path / "elsewhere")
+    with DiskTier(tmp_path, rows, 24 * ROW, timeout=PATIENCE) as disk:
+        inventory = DiskInventory(disk, str(path))
+        inventory.close(PATIENCE)
+    assert "cannot note the keys in" in caplog.text
+    assert not (tmp_path / "elsewhere").exists()

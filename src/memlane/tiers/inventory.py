@@ -1,11 +1,13 @@
 """What a router has been told of a tier's keys, and what it is told next: for engines that publish
-it. Without I/O."""
+it. Its only I/O is a disk tier's `KeyLog`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from memlane.tiers.key_log import KeyLog
 
 if TYPE_CHECKING:
     from memlane.tiers.disk import DiskTier
@@ -42,6 +44,9 @@ class Inventory:
             self._stored(key)
         else:
             self._removed(key)
+
+    def close(self, timeout: float) -> None:
+        """Ends it; the tier is closed."""
 
     def cleared(self) -> None:
         """Notes that the tier is empty."""
@@ -83,13 +88,39 @@ class Inventory:
 
 
 class DiskInventory(Inventory):
-    """Keys of a disk tier, which reports by digest whatever becomes of its blocks."""
+    """Keys of a disk tier, which reports by digest whatever becomes of its blocks.
 
-    def __init__(self, disk: DiskTier) -> None:
-        super().__init__(disk.statistics().slots)
+    What is there at the start is known by a log of keys, which is never trusted: the tier is asked.
+    """
+
+    def __init__(self, disk: DiskTier, path: str) -> None:
+        """`path` is the log's. Raises SystemFault: no thread can be started."""
+        self._slots = disk.statistics().slots
+        super().__init__(self._slots)
         self._disk = disk
         self._keys: dict[bytes, bytes] = {}  # by digest: what is there, or about to be stored
         disk.changes()
+        self._log = KeyLog(path)
+        self._logged = 0  # keys in the log
+        keys = self._log.read()
+        for at in range(0, len(keys), _MOST_TAKEN):
+            self._find(keys[at : at + _MOST_TAKEN])
+        self._log_again()
+
+    def _find(self, keys: Sequence[bytes]) -> None:
+        there = self._disk.has(keys)
+        for digest, key, is_there in zip(self._disk.digests(keys), keys, there, strict=True):
+            if is_there:
+                self._keys[digest] = key
+                self._stored(key)
+
+    def _log_again(self) -> None:
+        there = [key for key in self._keys.values() if self._is_there(key)]
+        self._log.replace(there)
+        self._logged = len(there)
+
+    def _is_there(self, key: bytes) -> bool:
+        return self._changed.get(key, key in self._told)
 
     def submitted(self, keys: Sequence[bytes]) -> None:
         self._follow()
@@ -100,13 +131,15 @@ class DiskInventory(Inventory):
         if is_load:
             return
         for digest, key in zip(self._disk.digests(keys), keys, strict=True):
-            if not self._changed.get(key, key in self._told):  # it is not there
+            if not self._is_there(key):
                 self._keys.pop(digest, None)
 
     def found(self, key: bytes, is_there: bool) -> None:
-        if is_there and key not in self._told:
+        if is_there and not self._is_there(key):
             self.submitted([key])
             self._stored(key)
+            self._log.append([key])
+            self._logged += 1
 
     def again(self) -> None:
         self._follow()
@@ -116,12 +149,23 @@ class DiskInventory(Inventory):
         self._follow()
         return super().take()
 
+    def close(self, timeout: float) -> None:
+        self._log.close(timeout)
+
     def _follow(self) -> None:
+        stored: list[bytes] = []
         for digest, is_stored in self._disk.changes():
             if not digest:
                 self.cleared()
                 self._keys.clear()
+                stored.clear()
+                self._log_again()
             elif is_stored and digest in self._keys:
+                stored.append(self._keys[digest])
                 self._stored(self._keys[digest])
             elif key := self._keys.pop(digest, None):
                 self._removed(key)
+        self._log.append(stored)
+        self._logged += len(stored)
+        if self._logged > 4 * self._slots:
+            self._log_again()

@@ -275,6 +275,8 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         TimedOut: something does not answer; vLLM then keeps the memory that it may write to.
         """
         self._tier.close(self._timeout + _GRACE)
+        if self._inventory is not None:
+            self._inventory.close(_GRACE)
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:

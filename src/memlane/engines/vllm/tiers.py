@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class DiskTier(TierManager):
         self._held: dict[bytes, TierPin] = {}  # found, and not asked for yet
         own.setdefault("opener", str(config.parallel.data_parallel_index))
         path = own.pop("path")
+        self._key_log = os.path.join(path, f"{own['opener']}.keys")
         disk = Disk(path, rows, own.pop("capacity"), **own)
         begun = disk.statistics()
         way = "O_DIRECT" if disk.is_direct else "page cache"
@@ -87,7 +89,7 @@ class DiskTier(TierManager):
         with fork_waits:
             from memlane.tiers.inventory import DiskInventory
 
-        return DiskInventory(self._tier)
+        return DiskInventory(self._tier, self._key_log)
 
     def _find(self, key: bytes, req_context: Any) -> LookupResult:
         if key in self._held:

@@ -1,0 +1,86 @@
+"""The keys of a disk tier's blocks, in a file beside them: the blocks themselves have only digests.
+
+The file is a hint: it may have keys of blocks that are gone, and lack the last ones after a kill.
+It is written by a thread of its own, because the disk may not answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+from memlane._base.diagnosis import warn
+from memlane.errors import system_fault
+
+_MAGIC = b"memlane keys 1\n"
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class KeyLog:
+    """Appends keys to a file."""
+
+    def __init__(self, path: str) -> None:
+        """Raises SystemFault: no thread can be started."""
+        self._path = path
+        self._work: SimpleQueue[tuple[bytes, bool] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="memlane-keys", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise system_fault(errno.EAGAIN, f"cannot start a thread: {error}") from None
+
+    def read(self) -> list[bytes]:
+        """Returns the keys, each once, up to where the file is damaged. Call it first."""
+        try:
+            with open(os.open(self._path, _FLAGS), "rb") as file:
+                found = file.read()
+        except OSError:
+            return []
+        return _keys_in(found)
+
+    def append(self, keys: Iterable[bytes]) -> None:
+        self._write(keys, False)
+
+    def replace(self, keys: Iterable[bytes]) -> None:
+        """Leaves these keys and no others."""
+        self._write(keys, True)
+
+    def close(self, timeout: float) -> None:
+        """Waits until all is written, but not for a disk that does not answer."""
+        self._work.put(None)
+        self._thread.join(timeout)
+
+    def _write(self, keys: Iterable[bytes], is_new: bool) -> None:
+        records = b"".join(bytes([len(key)]) + key for key in keys)
+        if records or is_new:
+            self._work.put((records, is_new))
+
+    def _run(self) -> None:
+        try:
+            flags = _FLAGS | os.O_APPEND | os.O_CREAT
+            with open(os.open(self._path, flags, 0o600), "ab", buffering=0) as file:
+                while (work := self._work.get()) is not None:
+                    records, is_new = work
+                    if is_new:
+                        file.truncate(0)
+                        records = _MAGIC + records
+                    file.write(records)
+        except OSError as error:
+            warn("cannot note the keys in %s (%s): a restart reports fewer", self._path, error)
+            while self._work.get() is not None:  # nothing adds up
+                pass
+
+
+def _keys_in(found: bytes) -> list[bytes]:
+    if not found.startswith(_MAGIC):
+        return []
+    keys, at = dict[bytes, None](), len(_MAGIC)
+    while at < len(found) and found[at] and at + found[at] < len(found):
+        key = found[at + 1 : at + 1 + found[at]]
+        keys.pop(key, None)
+        keys[key] = None
+        at += 1 + len(key)
+    return [*keys]
