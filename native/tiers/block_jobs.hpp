@@ -76,6 +76,18 @@ private:
     std::uint64_t total_ = 0;
 };
 
+// The same by powers of two, for observers: as broadcast's DeliveryTimes.
+struct Spans {
+    std::uint64_t total_ns = 0;
+    std::array<std::uint64_t, 31> counts{};  // [i]: of those below 2^i us that are not below 2^(i-1) us; the last has the rest, too
+
+    void add(os::Nanoseconds span) noexcept {
+        const auto taken = static_cast<std::uint64_t>(std::max<os::Nanoseconds>(span, 0));
+        total_ns += taken;
+        ++counts[std::min<std::size_t>(std::bit_width(taken / 1000), counts.size() - 1)];
+    }
+};
+
 class BlockJobs {
 public:
     using Id = std::uint64_t;
@@ -123,6 +135,8 @@ public:
 
     struct Counts {
         std::uint64_t blocks = 0, faults = 0, corrupt = 0, expired = 0;
+        std::uint64_t moved = 0;  // by the system, also after the deadline
+        Spans spans{};
     };
 
     // At least one request.
@@ -205,6 +219,7 @@ public:
         const State before = std::exchange(job.states[work.at], State::decided);
         if (before == State::decided) return false;
         --job.inside;
+        if (fault.kind == Fault::Kind::none) ++counts_[static_cast<std::size_t>(job.direction)].moved;
         if (before == State::abandoned) {
             job.late.resize(job.requests.size());
             job.late[work.at] = fault;
@@ -266,6 +281,7 @@ private:
         counts.faults += fault.kind == Fault::Kind::system ? 1 : 0;
         counts.corrupt += fault.kind == Fault::Kind::corrupt ? 1 : 0;
         counts.expired += fault.kind == Fault::Kind::expired ? 1 : 0;
+        counts.spans.add(now - job.submitted);
         latencies_[static_cast<std::size_t>(job.direction)].add(now - job.submitted);
     }
 

@@ -37,6 +37,7 @@ struct PoolStatistics {
     std::uint64_t accesses = 0, hits = 0, prefix_hits = 0;
     std::uint64_t stored = 0, evicted = 0, declined = 0, dropped = 0;
     std::uint32_t used = 0, reserved = 0, pinned = 0, retired = 0;  // blocks, now
+    std::uint32_t left_out = 0;  // tiers behind it that do not answer, now
 };
 
 class BlockPool {
@@ -195,6 +196,9 @@ public:
 
     // So many evicted blocks are lost: there was no spare block to keep them until they are stored elsewhere.
     void count_dropped(std::uint64_t blocks) noexcept { counts_.dropped += blocks; }
+
+    // So many tiers behind the pool are not tried for now.
+    void set_left_out(std::uint32_t tiers) noexcept { counts_.left_out = tiers; }
 
     // For an engine that asks for room first, and then stores whatever it likes: the key is stored and pinned, without
     // admission. False, and nothing has changed: no block is free, or the key is there.

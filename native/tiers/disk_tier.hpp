@@ -30,6 +30,7 @@ namespace memlane::tiers {
 
 struct DiskCounts {
     std::uint64_t recovered = 0, stored = 0, loaded = 0, missed = 0, declined = 0;
+    std::uint64_t lookups = 0, found = 0;
     std::uint64_t stalled = 0;  // looks that found it so
     std::map<std::pair<Direction, int>, std::uint64_t> refused{};  // blocks that the system refused to write or read, by errno
 };
@@ -77,17 +78,23 @@ public:
         emptied_ = now;
     }
 
-    bool has(const BlockPool::Asked& key) const noexcept {
+    bool has(const BlockPool::Asked& key) noexcept {
+        ++counts_.lookups;
         if (is_stalled() || io_.folder().emptied() != emptied_) return false;
         const Block slot = pool_.stored(key);
-        return slot != kNoBlock && !(ages_.has_limit() && ages_.is_old(slot, now_in_seconds()));
+        const bool is_there = slot != kNoBlock && !(ages_.has_limit() && ages_.is_old(slot, now_in_seconds()));
+        counts_.found += is_there;
+        return is_there;
     }
 
     // Pins what is there; kNoBlock for the others.
     std::vector<Block> hold(Keys keys) {
+        counts_.lookups += keys.size();
         if (is_stalled()) return std::vector<Block>(keys.size(), kNoBlock);
         drop_old(keys);
-        return pool_.pin_each(keys, false);
+        std::vector<Block> blocks = pool_.pin_each(keys, false);
+        counts_.found += keys.size() - static_cast<std::size_t>(std::ranges::count(blocks, kNoBlock));
+        return blocks;
     }
     void release(std::span<const Block> blocks) { pool_.unpin(blocks); }
 

@@ -1,15 +1,18 @@
 // What a pool or a tier tells observers: counters in a segment without a name, which lasts as long as its process has it.
 //
-// Keys stay private. The process writes with relaxed stores, some 20 of them a call; observers only read.
+// Keys stay private. The process writes with relaxed stores, some 80 of them a call; observers only read.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "core/segment.hpp"
 #include "core/sync.hpp"
+#include "tiers/block_jobs.hpp"
 #include "tiers/block_pool.hpp"
 
 namespace memlane::tiers {
@@ -21,9 +24,14 @@ struct TierFacts {
     // Of a disk tier.
     std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled, retired;
     std::uint64_t dropped;  // of a pool
-    std::uint64_t is_detached;  // of a disk tier
+    std::uint64_t is_detached, lookups, found, written;  // of a disk tier
+    std::uint64_t left_out;                              // of a pool
 };
-static_assert(sizeof(TierFacts) == 152);
+static_assert(sizeof(TierFacts) == 184);
+
+// Of a disk tier: how long blocks took to be stored, and to be loaded.
+using TierSpans = std::array<Spans, 2>;
+static_assert(sizeof(TierSpans) == 512);
 
 class ShownFacts {
 public:
@@ -32,17 +40,19 @@ public:
         const core::SegmentPlan plan{core::System::tier,
                                      {blocks, block_bytes, 0, 0},
                                      0,
-                                     {{core::Section::tier_facts, sizeof(TierFacts), 1}}};
+                                     {{core::Section::tier_facts, sizeof(TierFacts), 1},
+                                      {core::Section::delivery_times, sizeof(Spans), std::tuple_size_v<TierSpans>}}};
         segment_ = core::Segment::create(plan, id, name, {}, std::nullopt);
         segment_->remove_name();
         facts_ = segment_->section<TierFacts>(core::Section::tier_facts);
+        spans_ = segment_->section<TierSpans>(core::Section::delivery_times);
     }
 
     void publish(const TierFacts& now) const noexcept {
-        if (facts_ == nullptr) return;
-        const auto* const from = reinterpret_cast<const std::uint64_t*>(&now);
-        auto* const to = reinterpret_cast<std::uint64_t*>(facts_);
-        for (std::size_t i = 0; i < sizeof now / sizeof *to; ++i) core::store_relaxed(to[i], from[i]);
+        if (facts_ != nullptr) copy(now, facts_);
+    }
+    void publish(const TierSpans& now) const noexcept {
+        if (facts_ != nullptr) copy(now, spans_);
     }
 
     void end() noexcept {
@@ -64,12 +74,21 @@ public:
         facts.declined = now.declined;
         facts.retired = now.retired;
         facts.dropped = now.dropped;
+        facts.left_out = now.left_out;
         return facts;
     }
 
 private:
+    template <class Facts>
+    static void copy(const Facts& now, Facts* shown) noexcept {
+        const auto* const from = reinterpret_cast<const std::uint64_t*>(&now);
+        auto* const to = reinterpret_cast<std::uint64_t*>(shown);
+        for (std::size_t i = 0; i < sizeof now / sizeof *to; ++i) core::store_relaxed(to[i], from[i]);
+    }
+
     std::shared_ptr<core::Segment> segment_;
     TierFacts* facts_ = nullptr;
+    TierSpans* spans_ = nullptr;
 };
 
 }  // namespace memlane::tiers

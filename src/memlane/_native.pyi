@@ -973,6 +973,9 @@ class BlockPool:
     def count_dropped(self, blocks: int) -> None:
         """Counts evicted blocks that were lost."""
 
+    def set_left_out(self, tiers: int) -> None:
+        """Shows how many tiers behind the pool are not tried for now."""
+
     def insert(self, keys: object) -> None:
         """Stores and pins keys that are not there, in blocks that are free."""
 

@@ -39,6 +39,27 @@ def test_a_tier_that_keeps_nothing(
     assert alerts(series, "MemlaneTierKeepsNothing", tmp_path) == fires
 
 
+@pytest.mark.parametrize(
+    ("series", "fires"),
+    [
+        (growing(errors=10, expired=0, stored=0), True),
+        (growing(errors=0, expired=10, stored=5), True),
+        (growing(errors=1, expired=1, stored=100), False),
+        (growing(errors=0, expired=0, stored=0), False),
+    ],
+)
+def test_a_tier_whose_stores_fail(
+    series: list[dict[str, str]], fires: bool, tmp_path: Path
+) -> None:
+    assert alerts(series, "MemlaneTierStoresFail", tmp_path) == fires
+
+
+@pytest.mark.parametrize(("tiers", "fires"), [(1, True), (0, False)])
+def test_a_tier_that_is_left_out(tiers: int, fires: bool, tmp_path: Path) -> None:
+    series = [{"series": 'memlane_tier_left_out{tier="t"}', "values": f"{tiers}x{SAMPLES}"}]
+    assert alerts(series, "MemlaneTierLeftOut", tmp_path) == fires
+
+
 def alerts(series: list[dict[str, str]], name: str, folder: Path) -> bool:
     """Whether that alert fires after two hours."""
     (folder / "alerts.yml").write_text((files("memlane.metrics") / "alerts.yml").read_text())

@@ -29,6 +29,7 @@ from memlane import (
     SegmentRefused,
     SystemFault,
     _native,
+    inspect,
 )
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
@@ -194,6 +195,27 @@ def test_another_capacity(folder: Path, rows: Any) -> None:
         store_all(tier, rows, [15])
     with tier_on(folder, rows, capacity=12) as tier:
         assert len(there(tier)) == 3
+
+
+def test_observers_see_how_long_blocks_take(tmp_path: Path, rows: Any) -> None:
+    """Each block once, and what was looked up and written; as in its statistics."""
+    with tier_on(tmp_path, rows, capacity=20, policy="lru") as tier:
+        wait_for(tier, tier.store([key(1), key(2)], [0, 1]))
+        wait_for(tier, tier.store([key(3)], [0]))
+        wait_for(tier, tier.load([key(1), key(2)], [0, 1]))
+        assert tier.has([key(1), key(9)]) == [True, False]
+        with tier.hold([key(2)]):
+            pass
+        wait_for(tier, tier.load([key(8)], [0]))  # the facts are published by a call
+        now = tier.statistics()
+        (shown,) = (each for each in inspect.segments() if each.counters.get("written"))
+    assert (now.lookups, now.found) == (3, 2)
+    assert now.written == 3 * (rows.shape[1] + 64)
+    for name in ("lookups", "found", "written"):
+        assert shown.counters[name] == getattr(now, name)
+    times = {name: sum(each.counts) for name, each in shown.times.items()}
+    assert times == {"store_seconds": 3, "load_seconds": 2}
+    assert all(each.seconds > 0 for each in shown.times.values())
 
 
 def fill_headers(folder: Path, slots: int) -> None:

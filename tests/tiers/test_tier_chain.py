@@ -450,6 +450,7 @@ def test_a_tier_that_fails(call: str, warnings: Callable[[], list[str]]) -> None
         assert one.find(50) == 1
         assert one.find(3) == 1
         assert one.chain.statistics().tiers[0].is_left_out
+        assert one.pool.statistics().left_out == 1
         assert [line for line in warnings() if "is skipped" in line] == [
             "tier MemoryTier failed and is skipped for a while: "
             + ("it fails" if call == "reports" else "it is broken")
@@ -458,6 +459,7 @@ def test_a_tier_that_fails(call: str, warnings: Callable[[], list[str]]) -> None
         bad.fails = False
         until(lambda: one.find(51) == 1, "it is tried again")
         until(lambda: not poll_of(one.chain).tiers[0].is_left_out or one.compute(99), "stores, too")
+        until(lambda: poll_of(one.chain) and one.pool.statistics().left_out == 0, "nor is it shown")
 
 
 def test_a_disk_that_is_full_is_read() -> None:

@@ -58,7 +58,16 @@ struct OpenTier {
         facts.queue = now.waiting;
         facts.is_stalled = tier.is_stalled() ? 1 : 0;
         facts.is_detached = io.folder().is_detached() ? 1 : 0;
+        facts.lookups = tier.counts().lookups;
+        facts.found = tier.counts().found;
+        facts.written = written(now.stores);
         shown.publish(facts);
+        shown.publish(tiers::TierSpans{now.stores.spans, now.loads.spans});
+    }
+
+    // Bytes, with the headers.
+    std::uint64_t written(const tiers::BlockJobs::Counts& stores) noexcept {
+        return stores.moved * (io.file().row_bytes() + sizeof(tiers::SlotHeader));
     }
 
     std::unique_ptr<HeldBuffer> rows;  // null: closed
@@ -130,7 +139,7 @@ public:
     }
 
     std::vector<bool> has(tiers::DiskTier::Keys keys) const {
-        const tiers::DiskTier& tier = open().tier;
+        tiers::DiskTier& tier = open().tier;
         std::vector<bool> there(keys.size());
         for (std::size_t at = 0; at < keys.size(); ++at) there[at] = tier.has(keys[at]);
         return there;
@@ -349,6 +358,7 @@ Facts statistics_of(OpenTier& opened) {
     const auto now = opened.io.work().statistics();
     const tiers::Latencies stores = opened.io.work().latencies(tiers::Direction::store);
     const tiers::Latencies loads = opened.io.work().latencies(tiers::Direction::load);
+    const std::uint64_t written = opened.written(now.stores);
     Facts made;
     made["slots"] = slots;
     made["blocks"] = pool.used;
@@ -359,6 +369,9 @@ Facts statistics_of(OpenTier& opened) {
     made["declined"] = counts.declined;
     made["evicted"] = pool.evicted;
     made["retired"] = pool.retired;
+    made["lookups"] = counts.lookups;
+    made["found"] = counts.found;
+    made["written"] = written;
     made["queue"] = now.waiting;
     made["stalled"] = is_stalled;
     made["detached"] = is_detached;

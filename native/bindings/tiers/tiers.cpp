@@ -150,6 +150,7 @@ Counted statistics(const tiers::BlockPool& pool) {
     made["evicted"] = counts.evicted;
     made["declined"] = counts.declined;
     made["dropped"] = counts.dropped;
+    made["left_out"] = counts.left_out;
     return made;
 }
 
@@ -251,6 +252,9 @@ void bind_tiers(nb::module_& m) {
         .def(
             "count_dropped", [](PoolObject& self, std::uint64_t blocks) { self.pool().count_dropped(blocks); },
             "blocks"_a, "Counts evicted blocks that were lost.")
+        .def(
+            "set_left_out", [](PoolObject& self, std::uint32_t tiers) { self.pool().set_left_out(tiers); }, "tiers"_a,
+            "Shows how many tiers behind the pool are not tried for now.")
         .def(
             "insert",
             [](PoolObject& self, nb::handle keys) {

@@ -50,5 +50,17 @@ TIER_COUNTERS = (
         "dropped", "counter", "Evicted blocks that were lost for lack of spare blocks.", "pool"
     ),
     TierCounter("detached", "gauge", "1 if the tier's files were deleted or moved.", "disk"),
+    TierCounter("lookups", "counter", "Keys that were looked up.", "disk"),
+    TierCounter("found", "counter", "Of those, keys of blocks that were there.", "disk"),
+    TierCounter("written", "counter", "Bytes that were written to the disk.", "disk"),
+    TierCounter(
+        "left_out", "gauge", "Tiers behind a pool that do not answer, and are not tried.", "pool"
+    ),
 )
 """In the order of the segment."""
+
+TIER_TIMES = {
+    "store_seconds": "Time from a store until a block is stored, or has failed.",
+    "load_seconds": "Time from a load until a block is loaded, or has failed.",
+}
+"""Histograms of a disk tier, in the order of the segment."""

@@ -42,7 +42,7 @@ _NEEDS: dict[str, set[int]] = {
     "queue": {PARTICIPANTS},
     "ring": set(),
     "store": {PARTICIPANTS, STORE_FACTS, OBJECT_TABLE},
-    "tier": {TIER_FACTS},
+    "tier": {TIER_FACTS, DELIVERY_TIMES},
 }
 
 _GLANCE = struct.Struct("<I4xQ16xQ24xQ8xII40x")
@@ -244,7 +244,8 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
 
 def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:
     """For each reader of a queue: nanoseconds in total, then how many messages took less than 1 us,
-    2 us, 4 us, ... and longer than any. Empty of other segments."""
+    2 us, 4 us, ... and longer than any. The same for stores and loads of a tier. Empty of other
+    segments."""
     if DELIVERY_TIMES not in header.sections:
         return []
     return list(_DELIVERIES.iter_unpack(_whole(file, header, DELIVERY_TIMES, _DELIVERIES)))

@@ -15,6 +15,7 @@ from memlane._base import processes
 from memlane._base.blame import Activity
 from memlane._base.processes import Holder
 from memlane._base.slots import Presence, Slot, State, own_pid_namespace, state_of
+from memlane._base.tier_counters import TIER_TIMES
 from memlane.errors import system_fault
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header, Unreadable
@@ -123,6 +124,7 @@ class Segment:
             `cell_bytes` of a region; `blocks`, `block_bytes` (0 of a pool) of a tier.
         counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`; of a pool or
             a disk tier those of `memlane._base.tier_counters`, which the page of the metrics lists.
+        times: of a disk tier how long blocks took: `store_seconds` and `load_seconds`.
         absent_elsewhere: readers on other hosts that have not attached.
         participants: the writer first, then all readers; the holders of a region.
         problem: why the segment cannot be read, or None.
@@ -143,6 +145,7 @@ class Segment:
     created: float
     geometry: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    times: dict[str, Deliveries] = field(default_factory=dict)
     absent_elsewhere: int = 0
     participants: tuple[Participant, ...] = ()
     problem: str | None = None
@@ -409,6 +412,7 @@ def _what(
         "mode": _mode(header),
         "has_late_readers": bool(header.features & layout.LATE_READERS),
         "counters": layout.tier_of(file, header) if header.kind == "tier" else _counters(store),
+        "times": _times(file, header),
         "participants": _participants(file, header, slots, known),
         "absent_elsewhere": slots[0].absent_elsewhere if slots else 0,
         "unread": unread,
@@ -442,6 +446,16 @@ def _geometry(header: Header, store: layout.StoreFacts | None) -> dict[str, int]
         "data_buffer_size": header.geometry[0],
         "max_object_size": store.max_object_size,
         "max_objects": store.max_objects,
+    }
+
+
+def _times(file: int, header: Header) -> dict[str, Deliveries]:
+    if header.kind != "tier" or not header.geometry[1]:
+        return {}
+    found = layout.deliveries_of(file, header)
+    return {
+        name: Deliveries(total / 1e9, tuple(counts))
+        for name, (total, *counts) in zip(TIER_TIMES, found, strict=False)
     }
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from memlane import __version__
 from memlane._base.blame import identity
 from memlane._base.naming import names_of
-from memlane._base.tier_counters import TIER_COUNTERS
+from memlane._base.tier_counters import TIER_COUNTERS, TIER_TIMES
 from memlane.inspect.looks import Look
 from memlane.inspect.segment import Deliveries, Participant, Segment
 
@@ -133,10 +133,15 @@ _COUNTERS = {
     for system, counters in _COUNTED.items()
     for counter, (kind, text) in counters.items()
 }
+_TIMES = {
+    name: Metric(f"memlane_tier_{name}", "histogram", text, ("tier",))
+    for name, text in TIER_TIMES.items()
+}
 METRICS = (
     *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, SKIPPED, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
     *(ELSEWHERE, STUCK, STARTING, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE),
     *(SHM_SIZE, SHM_FREE, BUILD, PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
+    *_TIMES.values(),
 )
 
 
@@ -168,6 +173,8 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
         for counter, value in segment.counters.items():
             if (metric := _COUNTERS.get((segment.kind, counter))) is not None:
                 samples.add(metric, (title,), value)
+        for name, times in segment.times.items():
+            samples.add(_TIMES[name], (title,), times)
         if segment.kind == "queue":
             _add_queue(samples, title, segment, look.at)
         elif segment.kind == "store":

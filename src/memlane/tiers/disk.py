@@ -106,6 +106,9 @@ class DiskStatistics:
             all are used again.
         detached: whether a file of the tier, or its folder, was deleted or moved. Blocks are still
             stored and loaded, but a restart finds none where they were.
+        lookups: keys that `has` and `hold` were asked for.
+        found: of those, keys that were there.
+        written: bytes that were written to the disk.
     """
 
     capacity: int
@@ -128,6 +131,9 @@ class DiskStatistics:
     engine: Engine
     retired: int
     detached: bool
+    lookups: int
+    found: int
+    written: int
 
 
 class DiskTier(Tier):
@@ -451,6 +457,9 @@ class DiskTier(Tier):
             engine=self.engine,
             retired=now["retired"],
             detached=now["detached"],
+            lookups=now["lookups"],
+            found=now["found"],
+            written=now["written"],
         )
 
     # Life ------------------------------------------------------------------------------------

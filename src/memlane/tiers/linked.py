@@ -135,14 +135,17 @@ class Link:
             **{name: self.counts[name] for name in names},
             storing_seconds=self.seconds["store"],
             loading_seconds=self.seconds["load"],
-            is_left_out=any(each.lasts(now) for each in self.outages.values()),
+            is_left_out=self.is_left_out(now),
         )
+
+    def is_left_out(self, now: float) -> bool:
+        return any(each.lasts(now) for each in self.outages.values())
 
     def storing(self) -> int:
         return sum(len(job.rows) for job in self.all_jobs if job.kind == "store")
 
     def fail(self, kind: Kind, why: str, now: float) -> None:
-        is_out = any(each.lasts(now) for each in self.outages.values())
+        is_out = self.is_left_out(now)
         if self.outages[kind].begin(now) and not is_out and not self.logs_outages:
             warn("tier %s failed and is skipped for a while: %s", self.name, why)
 

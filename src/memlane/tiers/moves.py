@@ -330,7 +330,9 @@ class Moves:
         return run
 
     def go_on(self, now: float) -> bool:
-        """Looks again for what tiers did not know. Returns whether a search has ended."""
+        """Looks again for what tiers did not know, and how many are left out. Returns whether a
+        search has ended."""
+        self.backing.set_left_out(sum(link.is_left_out(now) for link in self.links))
         searches, self.searches = self.searches, []
         for search in searches:
             if search.due > now and not self.is_closing:

@@ -46,6 +46,7 @@ class PoolStatistics:
         evicted: blocks that made room for others.
         declined: keys that the policy did not want to be stored.
         dropped: blocks that a `TierChain` lost, because no block was spare when they were evicted.
+        left_out: tiers of a `TierChain` that did not answer, and are not tried for a while.
     """
 
     policy: str
@@ -60,6 +61,7 @@ class PoolStatistics:
     evicted: int
     declined: int
     dropped: int
+    left_out: int
 
     @property
     def misses(self) -> int:
@@ -475,6 +477,10 @@ class Backing:
     def count_dropped(self, blocks: int) -> None:
         """Counts evicted blocks that are lost."""
         self._pool._own().count_dropped(blocks)
+
+    def set_left_out(self, tiers: int) -> None:
+        """Shows how many tiers are not tried for now."""
+        self._pool._own().set_left_out(tiers)
 
 
 class Evictor:

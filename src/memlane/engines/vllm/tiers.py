@@ -38,6 +38,9 @@ _COUNTERS = {
     "errors": "Reads and writes that the system refused.",
     "corrupt": "Blocks that were not what was stored.",
     "expired": "Blocks that missed their deadline.",
+    "lookups": "Blocks that were looked up.",
+    "found": "Of those, blocks that were there.",
+    "written": "Bytes that were written to the disk.",
 }
 _GAUGES = {
     "used": "Bytes of the blocks that are stored.",
