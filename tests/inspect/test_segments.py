@@ -45,8 +45,15 @@ def waits_of(name: str, after: float = AFTER) -> list[inspect.Wait]:
 
 
 def until_stuck(name: str, count: int = 1) -> list[inspect.Wait]:
-    until(lambda: len(waits_of(name)) >= count, f"{count} are stuck")
-    return waits_of(name)
+    """What the first look sees that sees so many."""
+    seen: list[inspect.Wait] = []
+
+    def are_stuck() -> bool:
+        seen[:] = waits_of(name)
+        return len(seen) >= count
+
+    until(are_stuck, f"{count} are stuck")
+    return seen
 
 
 @contextmanager
