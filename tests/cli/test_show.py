@@ -3,12 +3,14 @@
 import json
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from memlane import Gather, InvalidArgument
-from memlane.cli import show
+from memlane.cli import ls, show
+from memlane.cli.rates import Rates
 from memlane.inspect import segments as looked
 from memlane.inspect.segment import Deliveries
 from tests.support.queues import fill, queue_of
@@ -73,3 +75,27 @@ def test_latencies_are_bounds_of_the_measured() -> None:
 def test_a_name_that_is_nobodys_is_bad_input() -> None:
     with pytest.raises(InvalidArgument, match="none is called ghost"):
         show.asked_for(looked(), "ghost")
+
+
+def test_ls_has_one_row_for_a_gather_and_show_unfolds_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with queue_of(name="steps"), Gather(3, 64, 2, name="replies") as gather:
+        with Gather.create_from_handle(gather.export_handle(1), 1) as sender:
+            fill(sender)
+            seen = looked()
+            rates = {each.name: 2.0 for each in seen}
+            rows = {row[0]: row for row in (ls.row(*one, 0.0) for one in ls.folded(seen, rates))}
+        assert sorted(rows) == ["replies[0..2]", "steps"]
+        assert rows["replies[0..2]"][5:7] == ["3/3", "6"]
+        assert rows["steps"][6] == "2"
+        one = next(each for each in seen if each.label == "replies[0]")
+        assert ls.folded([one], rates) == [(one, 2.0)]
+        writer, reader = one.participants
+        elsewhere = replace(one, name="b", participants=(writer, replace(reader, pid=1)))
+        assert len(ls.folded([one, elsewhere], rates)) == 2  # of another gather with that name
+        ls.run(Rates(), False)
+        assert "replies[0..2]" in capsys.readouterr().out
+        show.run("replies", False)
+        text = capsys.readouterr().out
+    assert [f"replies[{rank}]" in text for rank in range(3)] == [True] * 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from memlane.cli import writing
@@ -41,6 +42,39 @@ def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
     ]
 
 
+def folded(seen: list[Segment], rates: Mapping[str, float]) -> list[tuple[Segment, float | None]]:
+    """The segments and their rates; as one those of one reader whose labels differ in the number at
+    the end, as the rings of a gather: `replies[0..7]`."""
+    groups: dict[tuple[str, str, int | str | None], list[Segment]] = {}
+    for each in seen:
+        called = each.label.rpartition("[")[0] if each.label.endswith("]") else ""
+        is_ring = called and each.participants
+        tells = each.participants[-1].pid if is_ring else each.name
+        groups.setdefault((each.kind, called, tells), []).append(each)
+    return [_together(called, each, rates) for (_, called, _), each in groups.items()]
+
+
+def _together(
+    called: str, rings: list[Segment], rates: Mapping[str, float]
+) -> tuple[Segment, float | None]:
+    if len(rings) == 1:
+        return rings[0], rates.get(rings[0].name)
+    numbers = [each.label[len(called) + 1 : -1] for each in rings]
+    numbers.sort(key=lambda number: (len(number), number))
+    known = [rates[each.name] for each in rings if each.name in rates]
+    whole = replace(
+        rings[0],
+        label=f"{called}[{numbers[0]}..{numbers[-1]}]",
+        size=sum(each.size for each in rings),
+        used=sum(each.used for each in rings),
+        pids=tuple(sorted({pid for each in rings for pid in each.pids})),
+        created=min(each.created for each in rings),
+        participants=tuple(who for each in rings for who in each.participants),
+        is_leftover=any(each.is_leftover for each in rings),
+    )
+    return whole, sum(known) if known else None
+
+
 def shm_line() -> str:
     sizes = {what: writing.nbytes(count) for what, count in free_space().items()}
     return f"{FOLDER}: {sizes['total']} total, {sizes['used']} used, {sizes['free']} free"
@@ -72,7 +106,7 @@ def run(rates: Rates, as_json_text: bool) -> None:
     console = writing.console()
     if seen:
         now = time.time()
-        rows = [row(segment, per_second.get(segment.name), now) for segment in seen]
+        rows = [row(segment, rate, now) for segment, rate in folded(seen, per_second)]
         console.print(writing.table(COLUMNS, rows, console.width))
     else:
         console.print("no segments of this user")
