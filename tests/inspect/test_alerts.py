@@ -54,10 +54,14 @@ def test_a_tier_whose_stores_fail(
     assert alerts(series, "MemlaneTierStoresFail", tmp_path) == fires
 
 
-@pytest.mark.parametrize(("tiers", "fires"), [(1, True), (0, False)])
-def test_a_tier_that_is_left_out(tiers: int, fires: bool, tmp_path: Path) -> None:
-    series = [{"series": 'memlane_tier_left_out{tier="t"}', "values": f"{tiers}x{SAMPLES}"}]
-    assert alerts(series, "MemlaneTierLeftOut", tmp_path) == fires
+@pytest.mark.parametrize(("value", "fires"), [(1, True), (0, False)])
+@pytest.mark.parametrize("gauge", ["left_out", "detached"])
+def test_a_tier_that_is_left_out_or_whose_files_are_gone(
+    gauge: str, value: int, fires: bool, tmp_path: Path
+) -> None:
+    series = [{"series": f'memlane_tier_{gauge}{{tier="t"}}', "values": f"{value}x{SAMPLES}"}]
+    alert = {"left_out": "MemlaneTierLeftOut", "detached": "MemlaneTierDetached"}[gauge]
+    assert alerts(series, alert, tmp_path) == fires
 
 
 def alerts(series: list[dict[str, str]], name: str, folder: Path) -> bool:
