@@ -186,7 +186,7 @@ async def answer(
         if router is None:
             break
         router.read()
-        if len(router.there) * BLOCK_BYTES == figures["vllm:memlane_disk_tier_used"]:
+        if len(router.there) * BLOCK_BYTES == figures.get("vllm:memlane_disk_tier_used"):
             break
         async for _ in engine.generate({"prompt_token_ids": tail[:8]}, sampling, f"step-{step}"):
             pass
