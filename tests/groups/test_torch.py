@@ -1,6 +1,7 @@
 """Groups of torch.distributed with gloo, in real processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -195,6 +196,46 @@ def test_store_that_is_stopped_for_a_while(keeper: tuple[Peer, list[Any]]) -> No
     time.sleep(1.5)  # a slice of waiting, and the look at the store behind it
     peer.resume()
     assert in_the_same_node_as(groups[1], 0, timeout=PATIENCE) == first.result()
+
+
+def dying_in_torch(link: Link, port: int, when: str) -> None:
+    """Role: rank 2, which is killed in its second call, or before it."""
+    from memlane.broadcast import grouping
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    group = dist.ProcessGroup(store, 2, 3)
+    in_the_same_node_as(group, 2, timeout=PATIENCE)
+
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if when == "between two calls":
+        die()
+    grouping.ShmRingBuffer = die  # type: ignore[assignment, misc]
+    in_the_same_node_as(group, 2, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("when", ["between two calls", "in a call"])
+def test_a_rank_that_dies_is_named_by_all_ranks_on_its_host(when: str) -> None:
+    """Within a second, and as dead. Who hears it from another rank is as quick."""
+    keeper = start(keeping_a_store)
+    port = keeper.hear(2 * PATIENCE)
+    groups = [
+        dist.ProcessGroup(dist.TCPStore("127.0.0.1", port, is_master=False), rank, 3)
+        for rank in range(2)
+    ]
+    peer = start(dying_in_torch, port, when)
+    assert on_ranks(in_the_same_node_as, groups, 2, timeout=2 * PATIENCE) == [[True] * 3] * 2
+    calls = [Aside(in_the_same_node_as, group, 2, timeout=PATIENCE) for group in groups]
+    assert peer.join() == -signal.SIGKILL
+    died = time.monotonic()
+    for waiting in calls:
+        text = rf"rank 2 of a group of 3 has died .pid {peer.pid}"
+        with refuses(RankMissing, match=text):
+            waiting.result()
+        assert_in_time(1.0, died, waiting.ended)
+    keeper.tell("end")
+    keeper.result()
 
 
 def test_torch_is_not_needed() -> None:

@@ -75,12 +75,13 @@ class TorchStore:
         self._ask(lambda: self._store.set(key, value))
 
     def get(self, key: str, timeout: float) -> bytes | None:
+        """Also returns None after `_SLICE`, because `wake` cannot end a wait."""
         if not self.has(key):
             if timeout <= 0:
                 return None
             if self._wait is None:
                 self._wait = key, self._begin_wait(key)
-            if _ended(self._wait[1], timeout) is None:
+            if _ended(self._wait[1], min(timeout, _SLICE)) is None:
                 return None
             self._wait = None
         elif self._wait is not None and self._wait[0] == key:
@@ -143,6 +144,7 @@ class TorchStore:
 
 
 _LONGEST = 3.0e6
+_SLICE = 0.4  # seconds after which a rank that waits looks who has died or left
 _GRACE = 3.0  # seconds; enough for torch's threads to be scheduled even on a busy machine
 # Seconds that a wait may outlast its call; `close` ends it before that.
 _BEYOND = 60.0
