@@ -14,17 +14,24 @@ REFUSAL = "" if shutil.which("redis-server") else needs("redis-server")
 class RedisServer(Server):
     """One that runs in a folder; it can be stopped, killed and started again."""
 
-    def __init__(self, folder: Path, *options: str, tls: bool = False, config: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        tls: bool = False,
+        cluster: bool = False,
+        config: str = "",
+    ) -> None:
         self.folder, self._options = folder, options
+        self._has_tls, self._is_cluster = tls, cluster
+        self.tls_port = 0
         self._config = [config] if config else []
         folder.mkdir(exist_ok=True)
         self.path = folder / "redis.sock"
-        self.tls_port = free_port() if tls else 0
         if tls:
             make_certificates(folder)
             self._options += (
-                *("--tls-port", str(self.tls_port), "--tls-auth-clients", "no"),
-                *("--tls-cert-file", str(folder / "server.crt")),
+                *("--tls-auth-clients", "no", "--tls-cert-file", str(folder / "server.crt")),
                 *("--tls-key-file", str(folder / "server.key")),
                 *("--tls-ca-cert-file", str(folder / "ca.crt")),
             )
@@ -35,10 +42,17 @@ class RedisServer(Server):
         return f"unix://{self.path}"
 
     def launch(self) -> "subprocess.Popen[bytes]":
+        """Each time with ports of its own: another process may have taken one that was free."""
+        ports = []
+        if self._has_tls:
+            self.tls_port = free_port()
+            ports += ["--tls-port", str(self.tls_port)]
+        if self._is_cluster:
+            ports += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
         command = [
             *("redis-server", *self._config, "--port", str(self.port), "--bind", "127.0.0.1"),
             *("--unixsocket", str(self.path), "--save", "", "--appendonly", "no"),
-            *("--dir", str(self.folder), "--daemonize", "no", *self._options),
+            *("--dir", str(self.folder), "--daemonize", "no", *ports, *self._options),
         ]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 

@@ -507,9 +507,8 @@ READONLY = "READONLY You can't write against a read only replica."
 
 
 def test_a_node_of_a_cluster_is_refused_by_name(tmp_path: Path) -> None:
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with (
-        RedisServer(tmp_path / "redis", *options) as server,
+        RedisServer(tmp_path / "redis", cluster=True) as server,
         pytest.raises(Unsupported, match="a node of a Redis Cluster"),
     ):
         RedisTier(server.url, rows_of(1))
