@@ -11,7 +11,7 @@ namespace memlane::tiers {
 
 class SlotAges {
 public:
-    // `limit`: from so many seconds on a block is too old; 0: never.
+    // `limit`: a block lives for so many seconds, and for less than one more, as times are whole seconds; 0: for ever.
     SlotAges(std::uint32_t slots, std::uint32_t limit) : limit_(limit), stored_(limit > 0 ? slots : 0) {}
 
     bool has_limit() const noexcept { return limit_ > 0; }
@@ -20,7 +20,7 @@ public:
     }
     // Also of a slot without a block.
     bool is_old(Block slot, std::uint32_t now) const noexcept {
-        return has_limit() && std::uint64_t{stored_[slot]} + limit_ <= now;
+        return has_limit() && std::uint64_t{stored_[slot]} + limit_ < now;
     }
     // All slots in turn, so that each is looked at now and then.
     Block next() noexcept {

@@ -74,7 +74,7 @@ struct Choice {
 class Tuner {
 public:
     // Up to so many blocks the shadows see every access; beyond, they are as small, and see as small a part of the keys.
-    static constexpr std::uint32_t kWhole = 10'000;
+    static constexpr std::uint32_t kWhole = 3'000;
     static constexpr std::size_t kRound = 1024;  // accesses between two choices
     // A hit counts half after so many accesses, as a multiple of the capacity. Another candidate must have had so many more
     // hits. Shorter memories and smaller margins change their minds too often, at 2 to 5 % of the hits.

@@ -371,7 +371,7 @@ def test_a_reader_that_has_gone_ends_a_command_as_it_ends_others(command: str) -
 
 def test_a_closed_output_changes_no_exit_code() -> None:
     for command in ("ls", "stuck"):
-        shell = ["sh", "-c", f"{sys.executable} -m memlane {command} >&-"]
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh", *MEMLANE, command]
         assert subprocess.run(shell, capture_output=True, timeout=PATIENCE).returncode == 0
 
 

@@ -49,7 +49,7 @@ def test_a_segment_is_found_by_what_people_and_ls_call_it(
         for what, count in (("replies", 2), ("replies[1]", 1), (str(os.getpid()), 3)):
             found = [line for line in shown(capsys, what) if line.startswith("queue ")]
             assert len(found) == count, what
-        for what in ("step", "memlane-0123456789", "4000000"):
+        for what in ("step", "memlane-0123456789", "2147483648"):
             with pytest.raises(InvalidArgument, match="`memlane ls` lists them"):
                 show.run(what, False)
 
@@ -73,8 +73,23 @@ def test_latencies_are_bounds_of_the_measured() -> None:
 
 
 def test_a_name_that_is_nobodys_is_bad_input() -> None:
-    with pytest.raises(InvalidArgument, match="none is called ghost"):
+    with pytest.raises(InvalidArgument, match="none is called 'ghost'"):
         show.asked_for(looked(), "ghost")
+
+
+def test_a_name_of_digits_goes_before_a_pid() -> None:
+    with queue_of(name="2024"), queue_of():
+        seen = looked()
+        assert [each.label for each in show.asked_for(seen, "2024")] == ["2024"]
+        assert len(show.asked_for(seen, str(os.getpid()))) == 2
+        for what in ("", "9" * 5000):
+            with pytest.raises(InvalidArgument):
+                show.asked_for(seen, what)
+
+
+def test_gathers_of_one_name_have_a_row_for_each_ring() -> None:
+    with Gather(1, 64, 2, name="replies"), Gather(1, 64, 2, name="replies"):
+        assert [each.label for each, _ in ls.folded(looked(), {})] == ["replies[0]"] * 2
 
 
 def test_ls_has_one_row_for_a_gather_and_show_unfolds_it(

@@ -46,7 +46,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 from memlane import Closed, InvalidArgument, TierInUse, TimedOut
 from memlane.engines.vllm.tiers import TunedPolicy
 from memlane.tiers.conformance import content
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, disk_tiers, until
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
 RETRY = LookupResult.RETRY
@@ -64,8 +64,8 @@ def key(number: int, size: int = 32) -> bytes:
 
 
 def capacity_of(blocks: int) -> int:
-    """Bytes on disk for so many blocks: a page, the headers in whole pages, and the rows."""
-    return 4096 + -(-blocks * 64 // 4096) * 4096 + blocks * ROW
+    """Bytes on disk for so many blocks."""
+    return disk_tiers.capacity_of(blocks, ROW)
 
 
 CONFIG = OffloadingConfig(
@@ -105,7 +105,8 @@ def config(**changes: Any) -> Any:
 def keys_of(where: Where) -> dict[str, Any]:
     if isinstance(where, dict):
         return where
-    return {"type": "DiskTier", "path": str(where), "capacity": capacity_of(100)}
+    size = capacity_of(100)
+    return {"type": "DiskTier", "path": str(where), "capacity": size, "timeout": PATIENCE}
 
 
 def made(view: memoryview, spec: Any = CONFIG, **own: Any) -> Any:
@@ -316,7 +317,7 @@ def keys_of_its_configuration() -> None:
         tier = made(rows, type="DiskTier", **good, **more, locality="LOCAL")
         assert (tier.tier_type, tier.medium) == ("DiskTier", Medium.STORAGE)
         assert tier.locality is Locality.LOCAL
-        assert {file.name for file in path.iterdir()} == {"a.data", "a.headers"}
+        assert {file.name for file in path.iterdir()} == {"a.data", "a.headers", "a.uses"}
         tier.shutdown()
         with pytest.raises(ValueError, match="Locality"):
             made(rows, type="DiskTier", **good, locality="here")

@@ -40,8 +40,9 @@ class Server:
 
     def close(self) -> None:
         """Ends it."""
-        self._socket.close()
+        self._socket.shutdown(socket.SHUT_RDWR)  # also the copies of forked processes
         self._process.communicate()
+        self._socket.close()
 
     def run(self, arguments: Sequence[str], env: dict[str, str], timeout: float) -> tuple[int, str]:
         """Plays scenarios; returns their process's exit status and what it and those that it has

@@ -512,9 +512,10 @@ def test_a_connection_that_comes_back_while_its_rank_computes(
             first = keeper._lost.get(1, (0, None))[1]
             until(keeper._members.has_unidentified, "there is another one")
             until(lambda: keeper._lost.get(1, (0, None))[1] is not first, "its time is over")
+            was_listed = board._DEAD in keeper._values
             may_end.set()
+            assert not was_listed
             assert writing.result() == b"made"
-            assert board._DEAD not in keeper._values
             with groups[0].collectives(Deadline(PATIENCE)) as call:
                 assert call.broadcast(1, lambda: b"") == b"made"
 

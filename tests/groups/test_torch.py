@@ -217,7 +217,8 @@ def dying_in_torch(link: Link, port: int, when: str) -> None:
 
 @pytest.mark.parametrize("when", ["between two calls", "in a call"])
 def test_a_rank_that_dies_is_named_by_all_ranks_on_its_host(when: str) -> None:
-    """Within a second, and as dead. Who hears it from another rank is as quick."""
+    """Within a second, and as dead. Who hears it from another rank is as quick. But torch sometimes
+    needs five seconds for a connection to its own store, and each wait has one."""
     keeper = start(keeping_a_store)
     port = keeper.hear(2 * PATIENCE)
     groups = [
@@ -233,7 +234,7 @@ def test_a_rank_that_dies_is_named_by_all_ranks_on_its_host(when: str) -> None:
         text = rf"rank 2 of a group of 3 has died .pid {peer.pid}"
         with refuses(RankMissing, match=text):
             waiting.result()
-        assert_in_time(1.0, died, waiting.ended)
+        assert_in_time(1.0 + 5.5, died, waiting.ended)
     keeper.tell("end")
     keeper.result()
 

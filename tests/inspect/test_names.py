@@ -147,6 +147,8 @@ def test_series_survive_a_restart_and_two_of_one_name_stay_two() -> None:
     with queue_of(name="steps") as (one, _), queue_of(name="steps") as (two, _):
         assert labels() == {f"steps-{each.handle.queue_id[:10]}" for each in (one, two)}
         assert {row[0] for row in map(top._row, looked(), [None] * 2)} == {"steps"}
+    with queue_of() as (plain, _), queue_of(name=f"memlane-{plain.handle.queue_id}"[:40]):
+        assert len(labels()) == 2
 
 
 def test_a_gather_names_its_rings() -> None:

@@ -34,9 +34,10 @@ class ForkServer:
         return pid
 
     def _close(self) -> None:
-        self._socket.close()
         if os.getpid() == self.owner:
+            self._socket.shutdown(socket.SHUT_RDWR)  # also the copies of forked processes
             self._process.wait()
+        self._socket.close()
 
 
 def start_fork_server() -> None:

@@ -231,15 +231,20 @@ def boot_time() -> float:
 def name_of(pid: int) -> str:
     """A title that the process gave itself, or its program, and script or module if it is an
     interpreter: never its arguments, where keys may stand. Empty if it has ended. One that
-    multiprocessing has started anew has its parent's, and that it was spawned."""
+    multiprocessing has started anew has its parent's, and that it was spawned; an orphan of another
+    program has its own."""
     with suppress(OSError):
         line = _read(f"/proc/{pid}/cmdline").decode(errors="replace")
-        if _STARTED in line and (parent := _parent_of(pid)) > 1:
+        if _STARTED in line and _program_of(parent := _parent_of(pid)) == _program_of(pid):
             return f"{name_of(parent).removesuffix(_SPAWNED)}{_SPAWNED}"
         if line:
             return _name_in(line)
         return _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
     return ""
+
+
+def _program_of(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/exe")
 
 
 def _parent_of(pid: int) -> int:

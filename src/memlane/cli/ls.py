@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from memlane.inspect import Segment, segments
 from memlane.inspect.segment import FOLDER, free_space
 
 _APART = 0.1  # seconds
+_OF_A_GATHER = re.compile(r"(.+)\[[0-9]+\]")
 
 COLUMNS = [
     ("SEGMENT", "left"),
@@ -44,14 +46,19 @@ def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
 
 def folded(seen: list[Segment], rates: Mapping[str, float]) -> list[tuple[Segment, float | None]]:
     """The segments and their rates; as one those of one reader whose labels differ in the number at
-    the end, as the rings of a gather: `replies[0..7]`."""
-    groups: dict[tuple[str, str, int | str | None], list[Segment]] = {}
+    the end, as the rings of a gather: `replies[0..7]`. Those with the same number are of two."""
+    groups: dict[tuple[str, int | str], list[Segment]] = {}
     for each in seen:
-        called = each.label.rpartition("[")[0] if each.label.endswith("]") else ""
-        is_ring = called and each.participants
-        tells = each.participants[-1].pid if is_ring else each.name
-        groups.setdefault((each.kind, called, tells), []).append(each)
-    return [_together(called, each, rates) for (_, called, _), each in groups.items()]
+        match = _OF_A_GATHER.fullmatch(each.label)
+        reader = each.participants[-1].pid if match and each.participants else None
+        whole = (match[1], reader) if match and reader and not each.is_leftover else ("", each.name)
+        groups.setdefault(whole, []).append(each)
+    rows: list[tuple[Segment, float | None]] = []
+    for (called, _), rings in groups.items():
+        is_one = len({each.label for each in rings}) == len(rings)
+        for part in [rings] if is_one else [[each] for each in rings]:
+            rows.append(_together(called, part, rates))
+    return rows
 
 
 def _together(

@@ -34,30 +34,31 @@ Key = tuple[str, str, int | None, int | None]
 
 
 def asked_for(seen: list[Segment], what: str) -> list[Segment]:
-    """Those that a process has, or that are called so: by label (a gather's has all its rings), by
-    name, or by the first digits of a generated name.
+    """Those that are called so: by label (a gather's has all its rings), by name, or by the first
+    digits of a generated name; or else those that the process with that pid has.
 
     Raises:
         InvalidArgument: there is none.
     """
-    if what.isdecimal():
-        found = [each for each in seen if int(what) in _pids(each)]
-    else:
-        found = [
-            each
-            for each in seen
-            if what in (each.name, each.label)
+    found = [
+        each
+        for each in seen
+        if what
+        and (
+            what in (each.name, each.label)
             or each.label.startswith(f"{what}[")
             or (what.startswith("memlane-") and each.name.startswith(what))
-        ]
+        )
+    ] or [each for each in seen if what in _pids(each)]
     if not found:
-        who = f"process {what} has none" if what.isdecimal() else f"none is called {what}"
+        who = f"process {what} has none" if what.isdecimal() else f"none is called {what!r}"
         raise InvalidArgument(f"of this user's segments {who}; `memlane ls` lists them")
     return found
 
 
-def _pids(segment: Segment) -> set[int | None]:
-    return {*segment.pids, *segment.keepers, *(who.pid for who in segment.participants)}
+def _pids(segment: Segment) -> set[str]:
+    everybody = *segment.pids, *segment.keepers, *(who.pid for who in segment.participants)
+    return {str(pid) for pid in everybody}
 
 
 def _positions(seen: list[Segment]) -> dict[Key, int]:
@@ -70,12 +71,12 @@ def _key(segment: Segment, who: Participant) -> Key:
 
 def within(deliveries: Deliveries | None, part: float) -> float | None:
     """Seconds in which that part of the messages has arrived, to the next power of two; None: no
-    message was measured."""
+    message was measured, or it is beyond the last bound, which is minutes."""
     total = 0 if deliveries is None else sum(deliveries.counts)
     if deliveries is None or not total:
         return None
     seen = 0
-    for exponent, count in enumerate(deliveries.counts):
+    for exponent, count in enumerate(deliveries.counts[:-1]):
         seen += count
         if seen >= part * total:
             return (1 << exponent) / 1e6

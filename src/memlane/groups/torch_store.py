@@ -144,7 +144,7 @@ class TorchStore:
 
 
 _LONGEST = 3.0e6
-_SLICE = 0.4  # seconds after which a rank that waits looks who has died or left
+_SLICE = 0.2  # seconds after which a rank that waits looks who has died or left
 _GRACE = 3.0  # seconds; enough for torch's threads to be scheduled even on a busy machine
 # Seconds that a wait may outlast its call; `close` ends it before that.
 _BEYOND = 60.0

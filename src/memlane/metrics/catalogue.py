@@ -203,12 +203,17 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
 
 def _titles(segments: Sequence[Segment]) -> dict[str, str]:
     """By the name of each segment the value of its label: what people call it, which stays when the
-    engine starts again; with digits of its id while several have that name; else its own name."""
+    engine starts again; with digits of its id while several have that name; else its own name, as
+    that of those which would still be alike."""
     times = Counter(segment.label for segment in segments)
-    return {
+    titles = {
         each.name: (f"{each.label}-{each.id[:10]}" if times[each.label] > 1 else each.label)
+        for each in segments
         if each.label
-        else each.name
+    }
+    taken = Counter([*titles.values(), *(segment.name for segment in segments)])
+    return {
+        each.name: title if taken[title := titles.get(each.name, "")] == 1 else each.name
         for each in segments
     }
 
