@@ -192,7 +192,7 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml $(NATIVE) $(RENAMED)
 $(VENV)/.tools $(VENV)/.docs: pyproject.toml | $(VENV)/.installed
 	@echo 'installing packages for the $(if $(findstring .docs,$@),manual,tests)'
 	@$(if $(TORCH),$(if $(findstring .tools,$@),$(PIP) --no-compile $(TORCH)))
-	@$(PIP) 'memlane[$(if $(findstring .docs,$@),docs,test)]'
+	@$(PIP) --no-compile 'memlane[$(if $(findstring .docs,$@),docs,test)]'
 	@touch $@
 
 clean:

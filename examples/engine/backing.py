@@ -7,6 +7,7 @@ Workers see rows only. The scheduler maps the same region, without a cell of its
 block of all workers, so a tier stores and loads whole rows.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -56,6 +57,7 @@ def open_tier(place: str | None, rows: memoryview, namespace: str) -> Tier:
     """
     if place is None:
         _sweep()
+        logging.getLogger("memlane").addFilter(_is_news)
         prefix = f"{FOLDERS}{os.getpid()}-"
         with tempfile.TemporaryDirectory(prefix=prefix, dir=_disk()) as folder:
             return DiskTier(Path(folder), rows, DISK_ROWS * rows.nbytes, namespace=namespace)
@@ -78,6 +80,11 @@ def _disk() -> str | None:
     """Return where temporary files are on a disk, which those in /tmp often are not."""
     place = os.environ.get("TMPDIR", "/var/tmp")
     return place if os.access(place, os.W_OK) else None
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out that the tier's files were deleted: they are, on purpose."""
+    return "were deleted or moved" not in record.getMessage()
 
 
 def _sweep() -> None:

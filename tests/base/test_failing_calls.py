@@ -49,13 +49,15 @@ INTERRUPTIBLE |= {"pwrite", "close", "fclose", "closedir", "syscall", "recvmsg"}
 HARMLESS = {"clock_gettime", "getenv", "geteuid", "getpid", "pause", "sched_yield", "sysconf"}
 # For hooks and at the end of a test only: see native/bindings/python/sync_hooks.hpp.
 HARMLESS |= {"raise", "write"}
+# Of `memlane tier`, a command: it says so.
+HARMLESS |= {"rename"}
 # A region's: without them a wait lasts to its end, and a page is populated twice; for its threads.
 HARMLESS |= {"inotify_init", "inotify_init1", "inotify_add_watch", "poll", "read", "mincore"}
 HARMLESS |= {"pthread_sigmask", "sigdelset", "sigfillset"}
 # libc's and libstdc++'s own work in memory, and output of a process that is about to abort.
 IN_MEMORY = re.compile(
     r"mem\w+|str\w+|__\w+|v?s?n?printf|v?fprintf|fputc|fwrite|abort|\w*alloc|free|stderr"
-    r"|pthread_(mutex_(un)?lock|cond_clockwait|self)"
+    r"|pthread_(mutex_(un)?lock|rwlock_(rd|wr|un)lock|cond_clockwait|self)"
 )
 STAGES_THAT_MAY_LEAVE_NAMES = ("close", "ready", "sweep and create")
 
