@@ -151,8 +151,8 @@ class DiskTier(Tier):
 
     One process opens the files at a time. Any of its threads may call, but with a policy of your
     own a call beside another is refused (`ConcurrentUse`). A block costs two system calls each
-    way, on a thread of the tier; a slot costs 93 bytes of memory, with the policy `tuned` 198, and
-    8 MB for all. With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB
+    way, on a thread of the tier; a slot costs some 95 bytes of memory, with the policy `tuned` some
+    215. With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB
     of the tier's memory, or that of two rows if they are larger.
     """
 
