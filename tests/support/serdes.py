@@ -99,6 +99,8 @@ def _exact_dtype(dtype: np.dtype[Any]) -> Any:
 def _exact_tensor(tensor: Any) -> Any:
     import torch
 
-    flat = tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
-    content = flat.numpy().tobytes() if tensor.numel() else b""
+    content = b""
+    if number := tensor.numel():  # one element may have any stride, which `view` refuses
+        flat = tensor.detach().reshape(-1).contiguous().as_strided((number,), (1,))
+        content = flat.view(torch.uint8).numpy().tobytes()
     return torch.Tensor, tensor.dtype, tuple(tensor.shape), tensor.requires_grad, content
