@@ -82,7 +82,8 @@ public:
         ++counts_.lookups;
         if (is_stalled() || io_.folder().emptied() != emptied_) return false;
         const Block slot = pool_.stored(key);
-        const bool is_there = slot != kNoBlock && !(ages_.has_limit() && ages_.is_old(slot, now_in_seconds()));
+        const bool is_old = slot != kNoBlock && ages_.has_limit() && ages_.is_old(slot, now_in_seconds());
+        const bool is_there = slot != kNoBlock && (!is_old || pool_.is_pinned(slot));
         counts_.found += is_there;
         return is_there;
     }
@@ -296,12 +297,13 @@ private:
         return static_cast<std::uint32_t>(os::monotonic_now(CLOCK_REALTIME) / os::kSecond);
     }
 
-    // What is too old of these keys, and of some slots in turn, is not there any more, also for a restart.
+    // What is too old of these keys, and of some slots in turn, is not there any more, also for a restart; but for what is
+    // pinned, which goes once it is not.
     void drop_old(Keys keys) {
         if (!ages_.has_limit()) return;
         const std::uint32_t now = now_in_seconds();
         const auto drop = [&](Block slot) {
-            if (slot == kNoBlock || !ages_.is_old(slot, now) || !pool_.is_stored(slot)) return;
+            if (slot == kNoBlock || !ages_.is_old(slot, now) || !pool_.is_stored(slot) || pool_.is_pinned(slot)) return;
             erase(slot);
             pool_.forget(slot, pool_.key_of(slot));
         };

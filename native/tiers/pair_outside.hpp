@@ -30,10 +30,7 @@ public:
         uses_ = os::try_open(path + ".uses", O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
         if (uses_.is_open() && !os::facts_of(uses_).is_regular()) uses_.close();
         core::check_owner(path_, os::facts_of(headers_), "run this as that user");
-        const bool is_there = os::read_at(headers_, &pair_, sizeof pair_, 0);
-        if (!is_there || pair_.magic != kPairMagic) throw core::SegmentRefused(path_ + " is no disk tier's");
-        if (pair_.version != kPairVersion) throw core::LayoutMismatch(path_ + " has format " + std::to_string(pair_.version));
-        if (pair_.crc != pair_.own_crc()) throw core::SegmentRefused("the first page of " + path_ + " is damaged");
+        read_pair();
     }
 
     const PairHeader& pair() const noexcept { return pair_; }
@@ -70,6 +67,11 @@ public:
     // Removes all blocks, or those of a namespace; false: a tier has the files open. Throws system_error.
     bool remove(const std::optional<Namespace>& name_space) {
         if (!os::try_lock(headers_, os::LockKind::exclusive, kPairLock)) return false;
+        struct Unlock {
+            const os::FileDescriptor& file;
+            ~Unlock() { os::unlock(file, kPairLock); }
+        } unlock{headers_};
+        read_pair();  // a tier may have had it open since, with another capacity
         std::uint64_t next = pair_.first_sequence;
         for_each_header(headers_, pair_, [&](std::uint64_t slot, const SlotHeader& header) {
             next = std::max(next, header.sequence + 1);
@@ -80,11 +82,17 @@ public:
             pair_.crc = pair_.own_crc();
             write(pair_, 0);
         }
-        os::unlock(headers_, kPairLock);
         return true;
     }
 
 private:
+    void read_pair() {
+        const bool is_there = os::read_at(headers_, &pair_, sizeof pair_, 0);
+        if (!is_there || pair_.magic != kPairMagic) throw core::SegmentRefused(path_ + " is no disk tier's");
+        if (pair_.version != kPairVersion) throw core::LayoutMismatch(path_ + " has format " + std::to_string(pair_.version));
+        if (pair_.crc != pair_.own_crc()) throw core::SegmentRefused("the first page of " + path_ + " is damaged");
+    }
+
     template <class What>
     void write(const What& what, std::uint64_t at) const {
         if (const int error = os::write_at(headers_, &what, sizeof what, at); error != 0) os::throw_errno("cannot write " + path_, error);

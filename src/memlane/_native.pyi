@@ -1063,6 +1063,7 @@ class DiskTier:
         policy: object,
         ttl: int = 0,
         quota: int = 0,
+        share: float = 0.0,
     ) -> None: ...
     def show(self, id: bytes, name: str) -> None:
         """Lets `memlane.inspect` see its counters."""

@@ -111,6 +111,15 @@ def test_a_namespace_is_purged_offline(folder: Path, rows: Any, purged: str) -> 
         assert there(tier) == [3]
 
 
+def test_what_a_tier_has_added_meanwhile_is_removed_too(folder: Path, rows: Any) -> None:
+    """The files had fewer slots when they were looked at first."""
+    pair = command.PairOutside(os.fspath(folder / "0"))
+    with tier_on(folder, rows, capacity=40, namespace="a") as tier:
+        stored(tier, rows, *range(30))
+    assert pair.remove(bytes.fromhex(name("a")))
+    assert name("a") not in blocks(folder)
+
+
 def test_all_is_cleared_offline(folder: Path, rows: Any) -> None:
     assert found("tier", str(folder), "--clear")["removed"] == 4
     assert blocks(folder) == {}

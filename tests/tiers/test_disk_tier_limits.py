@@ -18,7 +18,7 @@ from memlane.cli.tier import pairs_in
 from memlane.tiers import DiskTier
 from memlane.tiers.conformance import content, key, wait_for
 from memlane.tiers.tier import Namespace
-from tests.support import Link, start, until
+from tests.support import Link, private_shm, start, unshare_refusal, until
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 
 ROW = 4096
@@ -250,6 +250,25 @@ def test_limits_that_are_refused(
     assert not (tmp_path / "kv").exists()
 
 
+def share_of_a_small_disk(_link: Link) -> list[int]:
+    """Role: a share is one of what the disk has, also if that is less than was asked for."""
+    rows = np.zeros((2, ROW), np.uint8)
+    folder = Path("/dev/shm/kv")
+    for namespace in ("a", "b"):
+        with tier_on(folder, rows, 1000, namespace=namespace, quota=0.5, margin=0) as tier:
+            store(tier, rows, *range(100))
+            slots = tier.statistics().slots
+    with tier_on(folder, rows, 1000, namespace="a", quota=0.5, margin=0) as tier:
+        return [slots, len(there(tier, 100))]
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+def test_a_share_of_a_disk_that_is_smaller_than_the_capacity() -> None:
+    slots, left = start(share_of_a_small_disk, method="spawn", command=private_shm("1m")).result()
+    assert 100 < slots < 128
+    assert left == 100
+
+
 # The age limit -----------------------------------------------------------------------------------
 
 
@@ -268,6 +287,23 @@ def test_a_block_that_is_too_old_is_a_miss(tmp_path: Path, rows: Any) -> None:
     with tier_on(tmp_path, rows, 10, ttl=3600) as tier:
         store(tier, rows, 0)  # anew
         assert check_all(tier, rows, [0]) == 1
+
+
+def test_a_block_that_is_held_is_there_until_it_is_released(tmp_path: Path, rows: Any) -> None:
+    """Another tier tells when the block of this one is too old."""
+    with (
+        tier_on(tmp_path, rows, 10, ttl=1) as tier,
+        tier_on(tmp_path, rows, 10, opener="b", ttl=1) as later,
+    ):
+        store(tier, rows, 0)
+        while not (held := tier.hold([key(0)])).there[0]:  # on a machine that is late
+            store(tier, rows, 0)
+        with held:
+            store(later, rows, 0)
+            until(lambda: not later.has([key(0)])[0])
+            assert tier.has([key(0)]) == [True]
+            assert wait_for(tier, tier.load([key(0)], [1])).ok.all()
+        until(lambda: not tier.has([key(0)])[0])
 
 
 def test_blocks_age_while_the_tier_is_closed(tmp_path: Path, rows: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from memlane.tiers import DiskTier
+from memlane.tiers.conformance import wait_for
 from memlane.tiers.inventory import DiskInventory, Inventory
 from tests.support import PATIENCE
 
@@ -101,10 +103,29 @@ def test_a_log_that_is_damaged(tmp_path: Path, damage: bytes) -> None:
     path, rows = tmp_path / "0.keys", np.zeros((1, ROW), np.uint8)
     path.write_bytes(damage)
     with DiskTier(tmp_path, rows, 24 * ROW, timeout=PATIENCE) as disk:
+        assert wait_for(disk, disk.store([b"no"], [0])).ok.all()
+        told = [([b"no"], True)] if b"\x02no" in damage else []
         inventory = DiskInventory(disk, str(path))
-        assert inventory.take() == []
+        assert inventory.take() == told
         inventory.close(PATIENCE)
-    assert path.read_bytes() == MAGIC
+    assert path.read_bytes() == MAGIC + b"\x02no" * len(told)
+
+
+def test_a_log_is_as_private_as_the_blocks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody else can read it; what is no file of this user is left alone."""
+    path, rows = tmp_path / "0.keys", np.zeros((1, ROW), np.uint8)
+    path.write_bytes(MAGIC)
+    path.chmod(0o666)
+    with DiskTier(tmp_path, rows, 24 * ROW, timeout=PATIENCE) as disk:
+        DiskInventory(disk, str(path)).close(PATIENCE)
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.unlink()
+        os.mkfifo(path)
+        DiskInventory(disk, str(path)).close(PATIENCE)
+        assert path.is_fifo()
+    assert "is no file of this user" in caplog.text
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -96,7 +96,7 @@ public:
     DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t count,
                std::uint64_t row_bytes, std::uint64_t slots, const nb::bytes& name_space, std::optional<bool> direct,
                std::optional<std::uint64_t> margin, unsigned threads, bool may_ring, nb::object policy, std::uint32_t ttl,
-               std::uint64_t quota) {
+               std::uint64_t quota, double share) {
         using Direct = tiers::SlotFile::Direct;
         const Direct way = !direct ? Direct::if_possible : *direct ? Direct::always : Direct::never;
         tiers::Namespace own;
@@ -115,6 +115,7 @@ public:
         } catch (const tiers::NotDirect&) {
             raise_error(Error::Unsupported, text_of("the file system of " + folder + " has no O_DIRECT; leave out `direct`"));
         }
+        if (share > 0) quota = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(share * static_cast<double>(file->all_slots())));
         const auto found = without_gil([&] { return file->recover(quota); });
         open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, may_ring, std::move(policy), ttl);
         try {
@@ -148,7 +149,7 @@ public:
     // A call that may enter the policy. `wakes`: the descriptor is readable afterwards if there is something to report. No
     // Python object is made in it: collecting garbage may run any code, which would let other threads call.
     template <class Call>
-    auto call(const Call& work, bool wakes = true) const {
+    auto call(const Call& work, bool wakes = true, bool is_first = false) const {
         OpenTier& opened = open();
         const std::shared_ptr<OpenTier> kept = open_;  // a policy may close the tier
         return opened.pool.call([&](tiers::BlockPool&) {
@@ -160,7 +161,7 @@ public:
                     opened.publish();
                 }
             } wake{opened, wakes};
-            opened.tier.notice_emptied();
+            if (!is_first) opened.tier.notice_emptied();
             return work(opened.tier);
         });
     }
@@ -227,7 +228,10 @@ public:
         };
         if (!call(collect)) return false;
         const auto kept = std::exchange(open_, nullptr);  // first: whoever comes from here on finds it closed
-        static_cast<void>(without_gil([&] { return kept->io.close(); }));
+        if (!without_gil([&] { return kept->io.close(); })) {  // another process has just had it emptied
+            open_ = kept;
+            return false;
+        }
         kept->shown.end();
         kept->rows.reset();  // last: may run any code
         return true;
@@ -252,7 +256,8 @@ private:
             if (asked.size() % kHashed == kHashed - 1) without_gil([] {});
             asked.push_back({hash_of(nb::bytes(kept.digest.data(), kept.digest.size())), kept.digest});
         }
-        const auto work = [&] { call([&](tiers::DiskTier& tier) { tier.restore(asked, found.own, found.foreign); }); };
+        // What was emptied since the headers were read is noticed by the next call, when the pool has it.
+        const auto work = [&] { call([&](tiers::DiskTier& tier) { tier.restore(asked, found.own, found.foreign); }, true, true); };
         if (open_->pool.policy().is_valid()) return work();
         without_gil(work);
     }
@@ -423,9 +428,10 @@ void bind_disk(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
         .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, std::uint64_t,
-                      const nb::bytes&, std::optional<bool>, std::optional<std::uint64_t>, unsigned, bool, nb::object, std::uint32_t, std::uint64_t>(),
+                      const nb::bytes&, std::optional<bool>, std::optional<std::uint64_t>, unsigned, bool, nb::object, std::uint32_t, std::uint64_t, double>(),
              "folder"_a, "opener"_a, "rows"_a, "count"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a.none(), "margin"_a.none(),
-             "threads"_a, "may_ring"_a, "policy"_a, "ttl"_a = 0, "quota"_a = 0)
+             "threads"_a, "may_ring"_a, "policy"_a, "ttl"_a = 0, "quota"_a = 0,
+             "share"_a = 0.0)
         .def(
             "show",
             [](const DiskObject& self, const nb::bytes& id, const std::string& name) {

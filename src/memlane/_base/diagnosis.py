@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class End(Protocol):
-    """What the native ends of all systems have in common."""
+    """The interface that the native ends of all systems share."""
 
     @property
     def slot(self) -> int: ...
@@ -185,7 +185,7 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
 
 
 def _of_queue(end: RingEnd) -> str:
-    """How an error about a queue that has a name begins."""
+    """The beginning of an error about a queue that has a name."""
     return f"queue {end.label}: " if end.label else ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from memlane._base.diagnosis import warn
 from memlane._native import PairOutside, ask_owner
 from memlane.cli import writing
-from memlane.errors import InvalidArgument, TimedOut, system_fault
+from memlane.errors import InvalidArgument, MemlaneError, TimedOut, system_fault
 from memlane.tiers.tier import Namespace
 
 _HEADERS = ".headers"
@@ -74,9 +74,15 @@ def run(path: Path, purged: str | None, clears: bool, as_json: bool) -> None:
         having = [pair for pair in found if clears or _count(pair, which)]
         if not having:
             raise InvalidArgument(f"{path} has no blocks of the namespace {purged!r}")
+        failed: list[MemlaneError] = []
         for pair in having:
-            removed += _count(pair, which)
-            _remove(path, pair.opener, name_space)
+            try:
+                _remove(path, pair.opener, name_space)
+                removed += _count(pair, which)
+            except MemlaneError as error:  # the others are done all the same
+                failed.append(error)
+        if failed:
+            raise failed[0]
         found = pairs_in(path)
     if as_json:
         openers = [asdict(pair) for pair in found]

@@ -221,7 +221,7 @@ class DiskTier(Tier):
         if folder.encode(errors="replace").decode() != folder:
             raise InvalidArgument(f"path must be UTF-8, not {folder!r}")
         self._timeout = seconds_of(timeout)
-        own = slots if quota is None else _slots_of(quota, nbytes, slots, held.nbytes)
+        own, share = (0, 0.0) if quota is None else _quota(quota, nbytes, slots, held.nbytes)
         oldest = 0 if ttl is None else _whole_seconds(ttl)
         self._rows = held
         if direct is None and held.nbytes % _PAGE:
@@ -233,7 +233,7 @@ class DiskTier(Tier):
         self._native = _native.DiskTier(
             *(folder, opener, rows, held.count, held.nbytes, slots, self._namespace.id),
             *(direct, kept_free, _THREADS, _MAY_RING, policy),
-            *(oldest, own if own < slots else 0),
+            *(oldest, own, share),
         )
         self._facts = self._native.facts()
         show(self._native)
@@ -495,16 +495,16 @@ class DiskTier(Tier):
                 self.close()
 
 
-def _slots_of(quota: int | str | float, capacity: int, slots: int, row: int) -> int:
-    """Returns how many of the slots a quota is; at least one."""
+def _quota(quota: int | str | float, capacity: int, slots: int, row: int) -> tuple[int, float]:
+    """Returns a quota as slots, at least one, or as a share of those that the disk has."""
     if isinstance(quota, float):
         if not 0 < quota < 1:
             raise InvalidArgument(f"quota must be bytes, or a share between 0 and 1, not {quota!r}")
-        return max(1, int(quota * slots))
+        return 0, quota
     nbytes = capacity_in_bytes(quota, "quota")
     if nbytes < row:
         raise InvalidArgument(f"quota must hold a row of {row} bytes, not {nbytes}")
-    return max(1, min(slots, slots * nbytes // capacity))
+    return max(1, min(slots, slots * nbytes // capacity)), 0.0
 
 
 def _whole_seconds(ttl: float) -> int:

@@ -1,6 +1,7 @@
 """The keys of a disk tier's blocks, in a file beside them: the blocks themselves have only digests.
 
 The file is a hint: it may have keys of blocks that are gone, and lack the last ones after a kill.
+Like the tier's other files it is this user's, and nobody else can read it.
 It is written by a thread of its own, because the disk may not answer.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from queue import SimpleQueue
 
 from memlane._base.diagnosis import warn
@@ -35,7 +38,7 @@ class KeyLog:
     def read(self) -> list[bytes]:
         """Returns the keys, each once, up to where the file is damaged. Call it first."""
         try:
-            with open(os.open(self._path, _FLAGS), "rb") as file:
+            with open(_opened(self._path), "rb") as file:
                 found = file.read()
         except OSError:
             return []
@@ -60,18 +63,33 @@ class KeyLog:
 
     def _run(self) -> None:
         try:
-            flags = _FLAGS | os.O_APPEND | os.O_CREAT
-            with open(os.open(self._path, flags, 0o600), "ab", buffering=0) as file:
-                while (work := self._work.get()) is not None:
-                    records, is_new = work
-                    if is_new:
-                        file.truncate(0)
-                        records = _MAGIC + records
-                    file.write(records)
+            while (work := self._work.get()) is not None:
+                records, is_new = work
+                with open(_opened(self._path, os.O_APPEND | os.O_CREAT), "ab") as file:
+                    if not is_new:
+                        file.write(records)
+                if is_new:  # a kill leaves one or the other
+                    fresh = f"{self._path}.new"
+                    with suppress(FileNotFoundError):
+                        os.unlink(fresh)
+                    with open(_opened(fresh, os.O_CREAT | os.O_EXCL), "wb") as file:
+                        file.write(_MAGIC + records)
+                    os.replace(fresh, self._path)
         except OSError as error:
             warn("cannot note the keys in %s (%s): a restart reports fewer", self._path, error)
             while self._work.get() is not None:  # nothing adds up
                 pass
+
+
+def _opened(path: str, flags: int = 0) -> int:
+    """A descriptor of this user's file, which nobody else can read from then on."""
+    descriptor = os.open(path, _FLAGS | flags, 0o600)
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise OSError(errno.EPERM, "it is no file of this user", path)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _keys_in(found: bytes) -> list[bytes]:
