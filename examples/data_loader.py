@@ -29,7 +29,7 @@ def load(folder: str, plans: Handle, rank: int, samples: GatherHandle) -> None:
     """Role: a worker. Loads what the trainer wants, until it closes."""
     with (
         # In this order: whoever has a plan can say that it has died.
-        Gather[Sample].create_from_handle(samples, samples.rank) as out,
+        Gather[Sample].create_from_handle(samples, rank) as out,
         MessageQueue[Plan].create_from_handle(plans, rank) as todo,
     ):
         for plan in todo:
@@ -41,21 +41,20 @@ def load(folder: str, plans: Handle, rank: int, samples: GatherHandle) -> None:
 class Loader:
     """The trainer's side: its workers, and what each of them owes."""
 
-    def __init__(self, folder: str, workers: int, replacements: int) -> None:
+    def __init__(self, folder: str, workers: int) -> None:
         self._folder = folder
         self._plans = MessageQueue[Plan](workers, workers)
-        # A place for each worker, and for each that may come later.
-        self._samples = Gather[Sample](workers + replacements)
-        self._seats = iter(range(workers, workers + replacements))
+        self._samples = Gather[Sample](workers)
         self._owed: dict[int, set[int]] = {rank: set() for rank in range(workers)}
-        self._seat_of = {rank: rank for rank in range(workers)}
         self.processes = {
-            rank: self._start(self._plans.export_handle(rank), rank) for rank in range(workers)
+            rank: self._start(
+                rank, self._plans.export_handle(rank), self._samples.export_handle(rank)
+            )
+            for rank in range(workers)
         }
         self._plans.wait_until_ready(60, processes=self.processes.values())
 
-    def _start(self, plans: Handle, rank: int) -> BaseProcess:
-        samples = self._samples.export_handle(self._seat_of[rank])
+    def _start(self, rank: int, plans: Handle, samples: GatherHandle) -> BaseProcess:
         process = multiprocessing.get_context("spawn").Process(
             target=load, args=(self._folder, plans, rank, samples), daemon=True
         )
@@ -84,8 +83,7 @@ class Loader:
             try:
                 number, image = self._samples.dequeue(timeout=60)
             except WriterDied as death:  # after all that it had sent
-                rank = next(rank for rank, seat in self._seat_of.items() if seat == death.rank)
-                self._replace(rank, death.pid)
+                self._replace(death.rank or 0, death.pid)
                 continue
             for owed in self._owed.values():
                 if number in owed:
@@ -93,10 +91,10 @@ class Loader:
                     return number, image
 
     def _replace(self, rank: int, pid: int) -> None:
-        self._samples.release_writer(self._seat_of[rank])
+        self._samples.release_writer(rank)
         self._plans.release_reader(rank)
-        self._seat_of[rank] = next(self._seats)
-        self.processes[rank] = self._start(self._plans.readmit(rank), rank)
+        handles = self._plans.readmit(rank), self._samples.readmit(rank)
+        self.processes[rank] = self._start(rank, *handles)
         owed = sorted(self._owed[rank])
         self._send({rank: owed})  # the first that the new one gets
         print(
@@ -121,7 +119,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.samples):
             np.save(Path(folder) / f"{number}.npy", dice.integers(0, 256, SHAPE, np.uint8))
-        loader = Loader(folder, arguments.workers, replacements=4)
+        loader = Loader(folder, arguments.workers)
         order = [int(number) for number in dice.permutation(arguments.samples)]
         batches = [order[at : at + arguments.batch] for at in range(0, len(order), arguments.batch)]
         seen: list[int] = []

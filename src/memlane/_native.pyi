@@ -483,6 +483,9 @@ class RingGather:
         The next object of a reader that has one, in turn; `nothing` on timeout.
         """
 
+    def replace(self, at: int, reader: RingReader) -> None:
+        """Puts another reader in the place of one that is closed."""
+
     @property
     def ended(self) -> int | None:
         """The index of the reader of which the last call has raised."""

@@ -23,7 +23,6 @@ from memlane import (
     MessageQueue,
     RankTaken,
     ReaderDied,
-    SegmentMissing,
     TimedOut,
     WriterClosed,
     WriterDied,
@@ -222,8 +221,8 @@ def test_who_is_absent() -> None:
         assert not segments()
         writer.enqueue("here")
         assert reader.dequeue(0) == "here"
-        with refuses(SegmentMissing):
-            Gather.create_from_handle(reader.export_handle(0), 0)
+        with refuses(InvalidArgument, match="writer 0 has closed or was released"):
+            reader.export_handle(0)
 
 
 def test_a_death_is_the_right_one() -> None:

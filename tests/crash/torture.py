@@ -37,7 +37,7 @@ READERS = 2
 STANDS = 60.0
 """Seconds without a word of a participant after which it stands: every promise is far shorter."""
 _SIZES = (0, 10, 300, 3000, 30_000)
-_READMITS = ("latest", "readmit")
+_READMITS = ("gather", "latest", "readmit")
 _open: list[TextIO] = []  # where the stacks go
 
 
@@ -158,8 +158,10 @@ def gathering(link: Link, seed: int, folder: Path) -> tuple[list[int], list[tupl
             except TimedOut:
                 continue
             except WriterDied as death:
-                died.append((death.rank or 0, death.pid))
-                reader.release_writer(death.rank or 0)
+                rank = death.rank or 0
+                died.append((rank, death.pid))
+                reader.release_writer(rank)
+                link.tell((rank, reader.readmit(rank), counts[rank]))
                 continue
             except Closed:
                 return counts, died
@@ -167,10 +169,11 @@ def gathering(link: Link, seed: int, folder: Path) -> tuple[list[int], list[tupl
             counts[sender] += 1
 
 
-def giving(link: Link, handle: Any, rank: int, seed: int, folder: Path) -> int:
-    """Role: sends to a gather until it is told to end; returns how many messages were sent."""
+def giving(link: Link, handle: Any, rank: int, first: int, seed: int, folder: Path) -> int:
+    """Role: sends to a gather, from message `first` on, until it is told to end; returns the number
+    of the next."""
     show_stacks_when_asked(folder)
-    dice, number = random.Random(seed), 0
+    dice, number = random.Random(seed), first
     with Gather.create_from_handle(handle, rank) as writer:
         link.tell("attached")
         with suppress(ReaderDied):
@@ -208,7 +211,7 @@ class Round:
 
     def _attach(self, rank: int, handle: Any, first: int) -> None:
         if self.is_gather:
-            peer = start(giving, handle, rank, self._seed(), self.folder)
+            peer = start(giving, handle, rank, first, self._seed(), self.folder)
         else:
             peer = start(reading, self.kind, handle, rank, first, self._seed(), self.folder)
         self.many[rank] = peer

@@ -37,7 +37,7 @@ from tests.support import until
 with tempfile.TemporaryDirectory() as folder:
     for number in range(40):
         np.save(f"{folder}/{number}.npy", np.full((3, 8, 8), number, np.uint8))
-    loader = Loader(folder, 2, replacements=2)
+    loader = Loader(folder, 2)
     loader.want(list(range(20)))
     # All are sent, and none is read.
     until(lambda: sum(writer.behind for writer in loader._samples.statistics().writers) == 20)

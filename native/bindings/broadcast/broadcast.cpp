@@ -149,6 +149,9 @@ void bind_broadcast(nb::module_& m) {
         .def("receive", &RingGather::receive, "timeout"_a.none(), "cancel"_a.none(), "lend"_a,
              nb::sig("def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object"),
              "The next object of a reader that has one, in turn; `nothing` on timeout.")
+        .def("replace", &RingGather::replace, "at"_a, "reader"_a,
+             nb::sig("def replace(self, at: int, reader: RingReader) -> None"),
+             "Puts another reader in the place of one that is closed.")
         .def_prop_ro("ended", &RingGather::ended, "The index of the reader of which the last call has raised.");
 }
 

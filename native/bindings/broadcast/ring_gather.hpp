@@ -46,6 +46,12 @@ public:
             throw;
         }
     }
+    // The reader whose ring has ended gives its place to another.
+    void replace(std::size_t at, const nb::object& reader) {
+        const OneAtATime one(*this);
+        readers_.at(at) = &nb::cast<RingReader&>(reader);
+        kept_.at(at) = reader;
+    }
     // The reader of which the last call has raised, instead of a message of its, whose decoding may raise anything.
     std::optional<std::size_t> ended() const noexcept { return ended_; }
 

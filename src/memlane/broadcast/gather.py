@@ -1,4 +1,20 @@
-"""Gather: many writers and one reader, which gets the messages of each in order, of all in turn."""
+"""Gather: many writers and one reader, which gets the messages of each in order, of all in turn.
+
+Each writer has a ring of its own, and so has each process that takes its place later: a message
+of the former one cannot be taken for one of the next, whenever it comes. A place is
+
+    state     by             becomes   by
+    absent                   taken     create_from_handle, of one process
+                             left      release
+    taken     its process    closed    close; what was sent is still read
+                             dead      its end; what was sent is still read, then WriterDied
+    closed    its process    left      the reader, when everything was read
+    dead      the kernel     left      release, once WriterDied was raised
+    left      the reader     absent    readmit, with a ring of its own
+
+A ring's id stands in the handle, and its name goes when the place is left: handles from before are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +23,7 @@ import select
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
+from operator import add
 from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
@@ -37,6 +54,7 @@ from memlane.errors import (
     InvalidType,
     RankTaken,
     ReaderDied,
+    SegmentMissing,
     TimedOut,
     WriterClosed,
     WriterDied,
@@ -66,7 +84,7 @@ class GatherHandle:
         rank: the writer's.
         n_writer: number of writers.
         buffer_handle: (1, max_chunk_bytes, max_chunks, name) of its ring.
-        queue_id: 32 hexadecimal digits; a segment of another gather is refused.
+        queue_id: 32 hexadecimal digits, of the writer's ring; any other segment is refused.
         serializer: "pickle" or "msgpack", as the reader chose.
         max_extent_bytes: size of the pool for large messages.
         format_version: of the handle and of the messages.
@@ -114,9 +132,17 @@ def _ring_of(handle: GatherHandle) -> RingAddress:
 class _Ring(LocalEnd[RingReader]):
     """The reader's end of one writer's ring, which it has created."""
 
-    def __init__(self, geometry: RingGeometry, rank: int, codec: Codec, label: str) -> None:
+    def __init__(
+        self,
+        geometry: RingGeometry,
+        rank: int,
+        codec: Codec,
+        label: str,
+        former: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
         self.id = new_id()
         self.rank = rank
+        self._former = self._totals = former  # of the rings that this rank had before
         segment = RingSegment.create(geometry, self.id, name_of(self.id), RESERVED_CHUNK_BYTES, 1)
         segment.label = label and f"{label}[{rank}]"
         super().__init__(segment, lambda: RingReader(segment, [0], codec, 0, 0, None))
@@ -124,6 +150,18 @@ class _Ring(LocalEnd[RingReader]):
     @property
     def writer_state(self) -> ReaderState:
         return participant(self.native, 0).state
+
+    @property
+    def has_unread(self) -> bool:
+        return participant(self.native, 0).slot.position > self.position
+
+    def totals(self) -> tuple[int, int, int]:
+        """Returns how many messages, bytes and waits this rank had. Call it before the close."""
+        if not self.native.is_closed:
+            here = self.native.counters()[:3]
+            messages, size, waits = map(add, self._former, here)
+            self._totals = messages, size, waits
+        return self._totals
 
 
 class _Writer(LocalEnd[RingWriter]):
@@ -138,6 +176,14 @@ class _Writer(LocalEnd[RingWriter]):
             self.native.expect(1 + handle.n_writer)
         except RankTaken as error:
             raise RankTaken(f"writer {self.rank} cannot attach: {error}") from None
+        except SegmentMissing as error:
+            raise SegmentMissing(
+                ring.name,
+                f"writer {self.rank} cannot attach: another process has its place, or it was "
+                f"released, or opened again by readmit(), whose handle is then needed; or the "
+                f"gather has closed or died, or was made on another host or in a container, which "
+                f"has a /dev/shm of its own",
+            ) from error
 
 
 def _reader_died(pid: int) -> ReaderDied:
@@ -150,18 +196,17 @@ class _Reader:
     SLEEPS = True  # by one sleep for all rings, where the system can do that
 
     def __init__(self, geometry: RingGeometry, n_writer: int, codec: Codec, label: str) -> None:
+        self._kind = geometry, codec, label
+        self._answered: bytes | None = None  # the id of the queue whose messages are answered here
         self.rings: list[_Ring] = []
         with ExitStack() as undo:
             for rank in range(n_writer):
-                self.rings.append(_Ring(geometry, rank, codec, label))
+                self.rings.append(self._new_ring(rank))
                 undo.callback(self.rings[-1].abandon)
             self._gather = RingGather([ring.native for ring in self.rings], _NOTHING)
             undo.pop_all()
         self._sleeps = self.SLEEPS and RingGather.can_wait_for(n_writer)
         self._former_pids: set[int] = set()  # of writers whose rings have ended
-        self._former: dict[
-            int, tuple[int, int, int]
-        ] = {}  # their messages, bytes and waits, by rank
         self._pid = os.getpid()
         self._dead: int | None = None
         self._is_closed = False
@@ -233,8 +278,7 @@ class _Reader:
         if ring.native.is_closed:
             return
         self._former_pids |= ring.pids()
-        messages, size, waits, _ = ring.native.counters()
-        self._former[rank] = (messages, size, waits)
+        ring.totals()
         if self._watch is not None:  # of the last one it stays, readable for ever
             left = [r for r in self.rings if r.rank != rank and not r.native.is_closed]
             self._watch.become(*(r.native.watch() for r in left or [ring]))
@@ -252,8 +296,7 @@ class _Reader:
             return
         has_ended(participant(ring.native, 0))
         state = ring.writer_state
-        unread = participant(ring.native, 0).slot.position > ring.position
-        if state == "dead" and unread and self._dead != rank:
+        if state == "dead" and ring.has_unread and self._dead != rank:
             raise InvalidArgument(
                 f"writer {rank} is dead, but has sent messages that were not read: it can be "
                 f"released once dequeue() has raised WriterDied"
@@ -269,6 +312,53 @@ class _Reader:
                 f"process first"
             )
         self._leave(rank)
+
+    def _new_ring(self, rank: int, *former: tuple[int, int, int]) -> _Ring:
+        geometry, codec, label = self._kind
+        ring = _Ring(geometry, rank, codec, label, *former)
+        if self._answered is not None:
+            ring.segment.note_work(self._answered)
+        return ring
+
+    def readmit(self, rank: int) -> None:
+        self.check()
+        old = self.ring(rank)
+        if not old.native.is_closed:
+            state = old.writer_state
+            if state != "closed" or old.has_unread:
+                left = ", with messages that were not read" if state == "closed" else ""
+                raise InvalidArgument(
+                    f"writer {rank} is {state}{left}: only the place of one that has closed, all "
+                    f"of whose messages were read, or that was released by release_writer({rank}), "
+                    f"can be taken by another"
+                )
+            self._leave(rank)
+        ring = self._new_ring(rank, old.totals())
+        with ExitStack() as undo:
+            undo.callback(self._watch_open)
+            undo.callback(ring.abandon)
+            self._watch_open(ring)
+            self._gather.replace(rank, ring.native)
+            undo.pop_all()
+        if self._dead == rank:
+            self._dead = None
+        self.rings[rank] = ring
+        if self._is_closed:  # meanwhile, from another thread
+            ring.close()
+            self.check()
+
+    def _watch_open(self, *more: _Ring) -> None:
+        """Makes the descriptor that of the open rings, if it was asked for and there are any."""
+        here = [ring.native for ring in (*self.rings, *more) if not ring.native.is_closed]
+        if self._watch is not None and here:
+            self._watch.become(*(native.watch() for native in here))
+
+    def answers(self, requests: bytes) -> None:
+        self.check()
+        self._answered = requests
+        for ring in self.rings:
+            if not ring.native.is_closed:
+                ring.segment.note_work(requests)
 
     def wait_until_ready(self, timeout: float | None, processes: Iterable[object]) -> None:
         deadline = Deadline(timeout)
@@ -339,11 +429,10 @@ class _Reader:
         self.check()
         rows, counters = [], []
         for ring in self.rings:
+            counters.append(ring.totals())
             if ring.native.is_closed:
                 rows.append(WriterStatistics(ring.rank, None, "closed", 0))
-                counters.append(self._former.get(ring.rank, (0, 0, 0)))
                 continue
-            counters.append(ring.native.counters()[:3])
             who = participant(ring.native, 0)
             is_here = who.state != "absent"
             behind = max(0, who.slot.position - ring.position) if is_here else 0
@@ -456,12 +545,17 @@ class Gather(AnyQueue[M]):
 
         Raises:
             WrongRole: this is a writer.
-            InvalidArgument: there is no such writer.
+            InvalidArgument: there is no such writer, or its place is free: use `readmit`.
             Closed: this gather was closed.
         """
         reader, rank = self._must_be_reader("export_handle"), checked_rank(rank)
         reader.check()
         ring, g = reader.ring(rank), self._geometry
+        if ring.native.is_closed:
+            raise InvalidArgument(
+                f"writer {rank} has closed or was released: nobody can attach in its place until "
+                f"readmit({rank}) returns a new handle"
+            )
         place = (1, g.max_chunk_bytes, g.max_chunks, name_of(ring.id))
         return GatherHandle(
             rank, len(reader.rings), place, ring.id.hex(), self._serializer, self._pool
@@ -500,10 +594,10 @@ class Gather(AnyQueue[M]):
         """
         requests = id_of_requests(work)
         self._end.check()
-        ends = [self._writer] if self._reader is None else self._reader.rings
-        for end in ends:
-            if end is not None and not end.native.is_closed:
-                end.segment.note_work(requests)
+        if self._reader is not None:
+            self._reader.answers(requests)
+        elif self._writer is not None:
+            self._writer.segment.note_work(requests)
 
     def __repr__(self) -> str:
         role = "reader" if self._writer is None else f"writer {self._writer.rank}"
@@ -560,13 +654,33 @@ class Gather(AnyQueue[M]):
             raise _reader_died(error.pid) from None
 
     def release_writer(self, rank: int) -> None:
-        """Goes on without a writer that has died, or has never attached.
+        """Goes on without a writer that has died, or has never attached; its place is closed until
+        `readmit` opens it again.
 
         Raises:
             WrongRole: this is a writer.
             InvalidArgument: there is no such writer, or it is alive, even if stopped or slow.
         """
         self._must_be_reader("release_writer").release(checked_rank(rank))
+
+    def readmit(self, rank: int) -> GatherHandle:
+        """Opens the place of a writer that has closed or was released: one new process takes it by
+        the returned handle and the same rank.
+
+        What the former one has sent is never taken for the new one's, and handles from before are
+        refused. Call `wait_until_ready` again to wait for the new process, and to remove the name
+        of its ring.
+
+        Raises:
+            WrongRole: this is a writer.
+            InvalidArgument: there is no such writer, or it has not ended: call `release_writer`
+                first for one that has died, `dequeue` for one that has closed and sent more.
+            ShmExhausted: /dev/shm has no space for its ring; nothing has changed.
+            Closed: this gather was closed.
+        """
+        rank = checked_rank(rank)
+        self._must_be_reader("readmit").readmit(rank)
+        return self.export_handle(rank)
 
     def dequeue(
         self,
