@@ -14,25 +14,29 @@ NATIVE := CMakeLists.txt $(shell find native -path native/tests -prune -o -name 
 MOVED := $(shell test ! -e $(VENV)/.made || test "$$(cat $(VENV)/.made)" = "$$(pwd -P)" || echo moved)
 # The installed package knows the names of its modules: it is installed again when they change.
 MODULES := $(shell find src -name '*.py' | LC_ALL=C sort | cksum)
-RENAMED := $(shell test "$$(cat $(VENV)/.installed 2>/dev/null)" = "$(MODULES)" || echo renamed)
+RENAMED := $(shell test "$$(cat $(VENV)/.compiled 2>/dev/null)" = "$(MODULES)" || echo renamed)
 TESTS := tests/own_shm.sh $(PY) -m pytest -q
 
 # An interpreter that is interrupted while it starts prints a traceback: signals wait until the demo has its handlers.
 HELD := $(shell env --block-signal=INT true 2>/dev/null && echo env --block-signal=INT,TERM,HUP,QUIT)
 ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
-.PHONY: moved renamed demo demo-hosts check check-tests test built root-test fresh engines-sources native-build native-test arm \
+.PHONY: moved renamed installed demo demo-hosts check check-tests test built root-test fresh engines-sources native-build native-test arm \
     musl hooks fuzz lint verify weak-memory sanitize soak bench gpu gpu-wheels figures bench-peers engines docs docs-links stub \
     sdist wheel wheels release-wheels pythons runner new-python clean
 
-demo: $(VENV)/.installed
+demo: installed
 	$(ENGINE)
 	$(ENGINE) --kill-worker
 	$(ENGINE) --kill-worker --restart
 
 # On two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
-demo-hosts: $(VENV)/.installed
+demo-hosts: installed
 	$(ENGINE).hosts
+
+# Packages are installed while memlane is compiled.
+installed: $(VENV)/.made
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.installed
 
 # After every change: a minute on two cores. Lint, and the tests that find most mistakes in little time, with fewer examples.
 check: export MEMLANE_EXAMPLES := 4000
@@ -46,7 +50,7 @@ test: built
 	$(PY) -m tests.run
 
 built: $(VENV)/.made
-	@$(MAKE) --no-print-directory -j$$(($$(nproc) + 1)) native-build hooks engines-sources
+	@$(MAKE) --no-print-directory -j$$(($$(nproc) + 2)) $(VENV)/.tools engines-sources native-build hooks
 
 # One folder of tests.
 test-%: $(VENV)/.tools
@@ -55,7 +59,7 @@ test-%: $(VENV)/.tools
 test-base test-crash test-tiers: hooks
 test-benchmarks test-fuzz test-offload: native-build
 test-engines: engines-sources
-engines-sources: $(VENV)/.tools
+engines-sources: $(VENV)/.made
 	$(PY) -m tests.engines.sources
 # What needs root: giving files away, becoming another user, and, on most machines, making hosts and cables.
 root-test: $(VENV)/.tools
@@ -183,16 +187,23 @@ $(VENV)/.made: $(MOVED)
 	@$(PIP) scikit-build-core nanobind cmake ninja
 	@pwd -P >$@
 
-$(VENV)/.installed: $(VENV)/.made pyproject.toml $(NATIVE) $(RENAMED)
-	@echo 'compiling and installing memlane: about 40 s on two cores'
-	@$(PIP) --no-build-isolation -e '.[demo]'
+$(VENV)/.compiled: $(VENV)/.made pyproject.toml $(NATIVE) $(RENAMED)
+	@echo 'compiling memlane: about 40 s on two cores'
+	@$(PIP) --no-build-isolation --no-deps -e .
 	@echo "$(MODULES)" >$@
 
-# memlane is installed already: pip only adds what its tests, or its manual, need.
-$(VENV)/.tools $(VENV)/.docs: pyproject.toml | $(VENV)/.installed
-	@echo 'installing packages for the $(if $(findstring .docs,$@),manual,tests)'
-	@$(if $(TORCH),$(if $(findstring .tools,$@),$(PIP) --no-compile $(TORCH)))
-	@$(PIP) --no-compile 'memlane[$(if $(findstring .docs,$@),docs,test)]'
+# What the extras demo, test and docs need.
+$(VENV)/.packages-%: pyproject.toml | $(VENV)/.made
+	@echo 'installing packages for the $*'
+	@$(if $(TORCH),$(if $(findstring test,$*),$(PIP) --no-compile $(TORCH)))
+	@$(PY) release/requirements.py $* >$@.txt
+	@$(PIP) --no-compile -r $@.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.packages-demo $(VENV)/.compiled
+$(VENV)/.tools: $(VENV)/.packages-test $(VENV)/.compiled
+$(VENV)/.docs: $(VENV)/.packages-docs $(VENV)/.compiled
+$(VENV)/.installed $(VENV)/.tools $(VENV)/.docs:
 	@touch $@
 
 clean:

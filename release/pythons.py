@@ -64,7 +64,7 @@ def results_of(version: str) -> list[str]:
     search = ["-m", "pip", "install", "--dry-run", "--no-deps", "--only-binary=:all:", torch]
     if started(tree, place, [".venv/bin/python", *search], None).returncode:
         return [*lines, f"CPython {version} with torch: not run, as pip finds no {torch}"]
-    (tree / ".venv/.tools").unlink()
+    (tree / ".venv/.packages-test").unlink()
     with_torch = [*make, f"TORCH={torch}", "test"]
     return [*lines, run(f"CPython {version} with torch", tree, place, with_torch)]
 

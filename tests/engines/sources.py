@@ -16,10 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
-
-from tests.support.missing import needs
-
 HERE = Path(__file__).parents[2] / "build/engines"
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
 PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang", "0.11": "vllm"}
@@ -50,6 +46,10 @@ def fetch(release: str) -> None:
 
 def engine(release: str) -> Path:
     """The folder that has the package, and of vLLM 0.33 its tests, too. Skips without network."""
+    import pytest  # `make test` fetches while these are not yet installed
+
+    from tests.support.missing import needs
+
     fetch(release)
     if release in _refused:
         pytest.skip(needs("engines' sources", _refused[release]))

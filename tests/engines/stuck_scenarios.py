@@ -5,6 +5,7 @@ They are called as vLLM's are, so that their stacks look alike.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import queue
@@ -163,6 +164,7 @@ def one_after_another() -> None:
     """For each name on standard input a fork that does as it says, until it is killed: importing
     torch takes longer than all else."""
     import_module(MODULE)
+    gc.freeze()  # forks that collect would copy all of its objects
     while name := sys.stdin.readline().strip():
         child = os.fork()
         if child == 0:

@@ -7,6 +7,7 @@ happened there: `multiprocessing` gets it in place of a new interpreter.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import socket
@@ -131,6 +132,7 @@ if __name__ == "__main__":
 
     from tests.engines.__main__ import play
 
+    gc.freeze()  # or each fork that collects, or ends, copies all of torch's objects: half a second
     channel = socket.socket(fileno=int(sys.argv[1]))
     arguments = serve(channel)
     keep_fork_server()

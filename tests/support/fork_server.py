@@ -7,6 +7,7 @@ only until somebody asks for a process: most files of tests never do.
     python -P fork_server.py DESCRIPTOR
 """
 
+import gc
 import json
 import os
 import signal
@@ -73,6 +74,7 @@ def main() -> int:
 
     from tests.support import processes
 
+    gc.freeze()  # forks that collect would copy all of these objects
     return processes.play_from(serve(requests))
 
 
