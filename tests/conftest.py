@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     first.start()
     first.join()
     config.stash[_control] = start_control()
-    start_fork_server()
+    start_fork_server("roles")
 
 
 def pytest_collection_finish() -> None:
@@ -94,6 +94,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call":
         item.stash[_failed] = call.excinfo is not None
     return report
+
+
+@pytest.fixture(scope="session")
+def commands() -> None:
+    """For tests that run `run_memlane`."""
+    start_fork_server("commands")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from memlane.engines.vllm import _folder
 from memlane.offload import _start
 from memlane.offload._holding import Holding
 from tests.examples.demo import terminal, without_codes
-from tests.support import PATIENCE, Link, start, until
+from tests.support import PATIENCE, Link, run_memlane, start, until
 from tests.support.missing import package
 from tests.support.queues import (
     fill,
@@ -48,9 +48,15 @@ main()
 """
 
 
+pytestmark = pytest.mark.usefixtures("commands")
+
+
 def run(
-    *arguments: str, command: Sequence[str] = MEMLANE, **more: str
+    *arguments: str, command: Sequence[str] = (), **more: str
 ) -> subprocess.CompletedProcess[str]:
+    """In a process that has imported the command line, unless another command is given."""
+    if not command:
+        return run_memlane(*arguments, **more)
     return subprocess.run(
         [*command, *arguments],
         env={**os.environ, **more},

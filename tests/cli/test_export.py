@@ -28,7 +28,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from memlane import Handle, MessageQueue, ShmRingBuffer, WriterClosed
-from tests.support import PATIENCE, Aside, Link, assert_in_time, dismiss, start, until
+from tests.support import PATIENCE, Aside, Link, assert_in_time, dismiss, run_memlane, start, until
 from tests.support.exporters import Browser, Exporter, browser, exporter
 from tests.support.missing import needed
 from tests.support.queues import name_in, path_of, queue_of, start_reader
@@ -39,14 +39,7 @@ PROMETHEUS = needed("Prometheus", shutil.which("prometheus") is not None)
 CHROMIUM = needed("Chromium", shutil.which("chromedriver") is not None)
 
 
-def memlane(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "memlane", *arguments],
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        timeout=PATIENCE,
-    )
+pytestmark = pytest.mark.usefixtures("commands")
 
 
 def names(text: str) -> set[str]:
@@ -128,7 +121,7 @@ def test_only_one_process() -> None:
 
 def test_what_is_refused() -> None:
     with exporter() as served:
-        taken = memlane("export", "--port", str(served.port))
+        taken = run_memlane("export", "--port", str(served.port))
         assert taken.returncode == 2
         assert taken.stderr == (
             f"memlane: cannot listen on 127.0.0.1 port {served.port}: Address already in use\n"
@@ -139,7 +132,7 @@ def test_what_is_refused() -> None:
         (["trace", "999999999"], "there is no process 999999999"),
         (["trace", str(os.getppid()), "--seconds", "0.1", "-o", "/dev/null"], "takes part in no"),
     ):
-        done = memlane(*arguments)
+        done = run_memlane(*arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("memlane: ")
         assert text in done.stderr
@@ -194,8 +187,8 @@ def test_segments_that_lie() -> None:
             assert seen[name_in(writer.export_handle())]["kind"] == "queue"
             assert [bool(seen[path.name]["problem"]) for path in copies] == [True] * len(lies)
             assert f"memlane_unreadable_segments {len(lies)}\n" in served.metrics()
-            assert memlane("ls").returncode == 0
-            assert memlane("stuck").returncode == 0
+            assert run_memlane("ls").returncode == 0
+            assert run_memlane("stuck").returncode == 0
         finally:
             for path in (*copies, odd):
                 os.unlink(path)
@@ -479,7 +472,7 @@ def traced(writer: MessageQueue, text: str, pause: float, options: list[str]) ->
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        done = memlane("trace", str(os.getpid()), *options)
+        done = run_memlane("trace", str(os.getpid()), *options)
     finally:
         over.set()
         sender.join()

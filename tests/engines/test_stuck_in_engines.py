@@ -21,7 +21,7 @@ from memlane._base.processes import holders_in
 from memlane.inspect.stacks import NoStack, stack
 from tests.engines import sources
 from tests.engines.running import ROOT
-from tests.support import PATIENCE, assert_in_time
+from tests.support import PATIENCE, assert_in_time, run_memlane
 from tests.support.missing import needs
 
 # With more time for stacks: on a busy machine five seconds may be too short.
@@ -29,7 +29,7 @@ PATIENTLY = f"""from memlane.inspect import stacks
 stacks.stacks_of.__kwdefaults__["timeout"] = {PATIENCE / 2}
 from memlane.__main__ import main
 main()"""
-MEMLANE = [sys.executable, "-c", PATIENTLY, "stuck"]
+pytestmark = pytest.mark.usefixtures("commands")
 Found = list[dict[str, Any]]
 
 
@@ -102,12 +102,7 @@ def look(
     until = time.monotonic() + PATIENCE
     while True:
         start = time.monotonic()
-        done = subprocess.run(
-            [*MEMLANE, str(core), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        done = run_memlane("stuck", str(core), "--json", program=PATIENTLY)
         end = time.monotonic()
         assert not done.stderr
         found = json.loads(done.stdout)[key]
@@ -223,7 +218,7 @@ def test_a_worker_of_a_real_vllm(name: str) -> None:
 def test_a_killed_worker_of_a_real_vllm() -> None:
     """vLLM notices, and ends by itself; while it does, nothing false is said."""
     with real_vllm("killed") as (core, first, second):
-        done = subprocess.run([*MEMLANE, "--json"], capture_output=True, text=True, check=False)
+        done = run_memlane("stuck", "--json", program=PATIENTLY)
         assert not done.stderr
         found = json.loads(done.stdout)["stuck"]
         blamed = {who["pid"] for wait in found for who in wait["awaited"]}

@@ -6,8 +6,6 @@ import ctypes
 import logging
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +23,7 @@ from tests.support import (
     Peer,
     dismiss,
     own_pid_namespace,
+    run_memlane,
     start,
     unshare_refusal,
     until,
@@ -39,6 +38,9 @@ CGROUPS = [
     Path(root, f"memlane-test-{os.getpid()}")
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 ]
+
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 
 @pytest.fixture(autouse=True)
@@ -330,12 +332,7 @@ def sentences(text: str) -> list[str]:
 
 def stuck_says(segment: str) -> tuple[list[str], str]:
     """The sentences of `memlane stuck`, and the line of who waits."""
-    done = subprocess.run(
-        [sys.executable, "-m", "memlane", "stuck", "--after", AFTER, "--no-stacks"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = run_memlane("stuck", "--after", AFTER, "--no-stacks")
     found: list[str] = []
     head = ""
     for line in done.stdout.splitlines():

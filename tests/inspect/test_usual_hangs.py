@@ -18,7 +18,7 @@ import pytest
 
 from memlane import Gather, Handle, MessageQueue, TimedOut, inspect
 from memlane._base import processes
-from tests.support import PATIENCE, Link, Peer, dismiss, start, until, until_asleep
+from tests.support import PATIENCE, Link, Peer, dismiss, run_memlane, start, until, until_asleep
 from tests.support.queues import fill, segments, start_reader, start_writer, sweep
 
 AFTER = "0.3"
@@ -28,6 +28,9 @@ MEMLANE = f"""from memlane.inspect import stacks
 stacks.stacks_of.__kwdefaults__["timeout"] = {PATIENCE / 2}
 from memlane.__main__ import main
 main()"""
+
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +43,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def stuck(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", MEMLANE, "stuck", "--after", AFTER, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    return run_memlane("stuck", "--after", AFTER, *arguments, program=MEMLANE)
 
 
 def until_code(code: int, *arguments: str, shows: str = "") -> str:

@@ -20,7 +20,7 @@ from tests.support.failing_calls import (
     nothing_fails,
     preloading,
 )
-from tests.support.fresh import start_fork_server
+from tests.support.fresh import run_memlane, start_fork_server
 from tests.support.leaks import Holdings, children_of, holdings, surplus
 from tests.support.link import Link, Silence
 from tests.support.no_files import NO_FILES
@@ -94,6 +94,7 @@ __all__ = [
     "private_shm",
     "python_needs_no_folder",
     "reap",
+    "run_memlane",
     "serve",
     "start",
     "start_control",

@@ -1,13 +1,15 @@
-"""A process that has imported what test files import, and forks itself for each fresh one.
+"""A process that has imported what others need, and forks itself for each of them.
 
-A new interpreter takes half a second of a processor until it can play a role; this takes some
-milliseconds. It has never imported memlane, nor has what it forks. Imports the standard library
-only until somebody asks for a process: most files of tests never do.
+A new interpreter takes half a second of a processor until it can play a role, or run a command;
+this takes some milliseconds. Imports the standard library only until somebody asks for a process:
+most files of tests never do.
 
-    python -P fork_server.py DESCRIPTOR
+    python -P fork_server.py DESCRIPTOR roles|commands
 """
 
+import contextlib
 import gc
+import io
 import json
 import os
 import signal
@@ -38,10 +40,11 @@ def become(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def serve(requests: socket.socket) -> int:
-    """Forks a process for each request until the other side ends; returns the link there."""
+def serve(requests: socket.socket) -> tuple[Any, list[int]]:
+    """Forks a process for each request until the other side ends. There, returns what it is for,
+    and the descriptors that are not its streams."""
     while True:
-        (folder, environment), descriptors = receive(requests, 4)
+        (folder, environment, purpose), descriptors = receive(requests, 4)
         read, write = os.pipe()
         if (between := os.fork()) == 0:
             if pid := os.fork():
@@ -49,17 +52,43 @@ def serve(requests: socket.socket) -> int:
                 os._exit(0)  # its child becomes one of the process that asked for it
             for each in (requests.detach(), read, write):
                 os.close(each)
-            for each, number in zip(descriptors[1:], (0, 1, 2), strict=True):
-                os.dup2(each, number)
-                os.close(each)
+            for number in range(3):
+                os.dup2(descriptors[number], number)
+                os.close(descriptors[number])
             os.chdir(folder)
             become(environment)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            return descriptors[0]
+            return purpose, descriptors[3:]
         os.waitpid(between, 0)
         send(requests, int.from_bytes(os.read(read, 4), sys.byteorder))
         for each in (*descriptors, read, write):
             os.close(each)
+
+
+def roles(requests: socket.socket) -> int:
+    """Plays them. Has never imported memlane."""
+    import hypothesis  # noqa: F401
+    import numpy  # noqa: F401
+    import pytest  # noqa: F401
+
+    from tests.support import processes
+
+    gc.freeze()  # forks that collect would copy all of these objects
+    _, (link,) = serve(requests)
+    return processes.play_from(link)
+
+
+def commands(requests: socket.socket) -> int:
+    """Runs programs that use memlane's command line, as `python -c` does."""
+    from memlane.cli.app import app
+
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        app(["ls", "--json"])  # which has imported all that most commands need
+    gc.freeze()
+    (program, *arguments), _ = serve(requests)
+    sys.argv = ["-c", *arguments]
+    exec(program, {"__name__": "__main__"})
+    return 0
 
 
 def main() -> int:
@@ -68,14 +97,7 @@ def main() -> int:
     if not requests.recv(1, socket.MSG_PEEK):
         return 0
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    import hypothesis  # noqa: F401
-    import numpy  # noqa: F401
-    import pytest  # noqa: F401
-
-    from tests.support import processes
-
-    gc.freeze()  # forks that collect would copy all of these objects
-    return processes.play_from(serve(requests))
+    return {"roles": roles, "commands": commands}[sys.argv[2]](requests)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ class Peer:
     ) -> None:
         self._link, theirs = Link.pair()
         self._status: int | None = None
-        server = this_fork_server() if method == "spawn" and command == FRESH else None
-        self.pid = os.fork() if server is None else server.fork(theirs.descriptor())
+        server = this_fork_server("roles") if method == "spawn" and command == FRESH else None
+        self.pid = os.fork() if server is None else server.fork(0, 1, 2, theirs.descriptor())
         if self.pid == 0:
             _run_child(theirs, role, args, method, command)
         theirs.close()
