@@ -370,7 +370,7 @@ def summary(output: str) -> tuple[int, int, float, float]:
 @pytest.mark.parametrize("more", [[], ["--region-blocks", "40"], ["--kill-worker", "--restart"]])
 def test_the_demo_pages_through_a_disk(more: list[str]) -> None:
     """Its files are gone at once, and the tokens are those of a single process."""
-    finished = run("--tokens", "16", *more)
+    finished = run("--workers", "2", "--tokens", "16", *more)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert complaints(finished.stderr) == []
     returned, prefix, out, back = summary(finished.stdout)
@@ -385,7 +385,8 @@ def test_the_demo_pages_through_a_server(tmp_path: Path) -> None:
     """Another run finds the prompts of the first one there."""
     package("redis")
     with RedisServer(tmp_path / "redis") as server:
-        arguments = ("--tokens", "16", "--region-blocks", "40", "--tier", server.url)
+        arguments = ("--workers", "2", "--tokens", "16", "--region-blocks", "40")
+        arguments += ("--tier", server.url)
         prefixes = []
         for _ in range(2):
             finished = run(*arguments)

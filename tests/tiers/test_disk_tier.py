@@ -484,8 +484,13 @@ class Engine:
         self.tier.close()
 
 
-def closed_by_garbage(_link: Link, folder: Path, name: str, drawn: int) -> None:
+def closed_by_garbage(_link: Link, folder: Path, name: str) -> None:
     """Role: one of the first objects that a call makes collects garbage, which closes the tier."""
+    for drawn in range(1, 4):
+        _closed_by_garbage(folder / str(drawn), name, drawn)
+
+
+def _closed_by_garbage(folder: Path, name: str, drawn: int) -> None:
     gc.disable()
     tier = tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=1000)
     native, digests = tier._native, tier._namespace.digests([key(at) for at in range(100)])
@@ -513,10 +518,7 @@ def closed_by_garbage(_link: Link, folder: Path, name: str, drawn: int) -> None:
 def test_garbage_that_is_collected_in_a_call_closes_the_tier(tmp_path: Path, name: str) -> None:
     """The call answers from what it has read before; what is freed is overwritten here."""
     overwriting = ("env", "MALLOC_PERTURB_=90", sys.executable)
-    for drawn in range(1, 4):
-        start(
-            closed_by_garbage, tmp_path, name, drawn, method="spawn", command=overwriting
-        ).result()
+    start(closed_by_garbage, tmp_path, name, method="spawn", command=overwriting).result()
 
 
 def test_two_threads_close_it(tmp_path: Path, rows: Any) -> None:
