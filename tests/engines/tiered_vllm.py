@@ -31,11 +31,14 @@ def tell(**facts: object) -> None:
 
 def connector(options: dict[str, Any]) -> dict[str, Any]:
     """vLLM's `kv_transfer_config`, as the manual gives it but for the worker."""
+    tier = options["tier"]
+    if "type" not in tier:
+        tier = {"type": "DiskTier", "module_path": "draining_tier", **tier}
     extra: dict[str, Any] = {
         "spec_name": "CpuTiering",
         "spec_module_path": "cpu_offloading",
         "cpu_bytes_to_use": BLOCKS * BLOCK_BYTES,
-        "secondary_tiers": [{"type": "DiskTier", "module_path": MODULE, **options["tier"]}],
+        "secondary_tiers": [{"module_path": MODULE, **tier}],
     }
     if policy := options.get("policy"):
         extra |= {"eviction_policy": policy, "cache_policy_module_path": MODULE}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from memlane._importing import fork_waits
 from memlane.tiers.chain import ChainStatistics, TierChain
 from memlane.tiers.disk import DiskStatistics, DiskTier, Latency
+from memlane.tiers.disk_array import DiskArray
 from memlane.tiers.linked import TierUse
 from memlane.tiers.pool import BlockPool, Forecast, Pin, Policy, PoolStatistics, Reservation
 from memlane.tiers.remote.tier import RemoteStatistics
@@ -36,6 +37,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "BlockPool",
     "ChainStatistics",
+    "DiskArray",
     "DiskStatistics",
     "DiskTier",
     "Done",

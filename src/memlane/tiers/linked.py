@@ -109,6 +109,7 @@ class Link:
         self._sought: OrderedDict[bytes, None] = OrderedDict()  # misses that count already
         self._most_sought = most_sought
         self.stores_once = getattr(tier, "stores_once", False)
+        self._fails_in_part = getattr(tier, "fails_in_part", False)
         self.logs_outages = getattr(tier, "logs_outages", False)
         self.jobs: dict[Ticket, Job] = {}
         self.orphans: list[Job] = []
@@ -261,7 +262,7 @@ class Link:
         self.counts["bytes_stored" if is_store else "bytes_loaded"] += done.bytes
         if done.error is None or good:
             self.outages[job.kind].end()
-        elif done.error != CHANGED:
+        elif done.error != CHANGED and not self._fails_in_part:
             self.fail(job.kind, done.error, now)
         if done.error is not None:
             job.fail()

@@ -100,12 +100,15 @@ class Tier(ABC):
         stores_once: the tier looks itself whether a key is there before it stores; a `TierChain`
             does not ask.
         logs_outages: the tier logs that it does not answer; a `TierChain` does not repeat it.
+        fails_in_part: that a call fails says nothing about those of other keys; a `TierChain` goes
+            on asking.
         is_private: no other process stores there, so `TierChain.clear(epoch=...)` empties it.
     """
 
     is_read_only = False
     stores_once = False
     logs_outages = False
+    fails_in_part = False
     is_private = False
     _namespace: Namespace | None = None
 

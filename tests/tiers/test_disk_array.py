@@ -1,0 +1,238 @@
+"""Several disks in one tier: what every tier promises, and that a disk takes only its share away."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import Closed, InvalidArgument, InvalidType, SystemFault, TierInUse
+from memlane.tiers import BlockPool, DiskArray, TierChain
+from memlane.tiers.conformance import TierConformance, content, key, wait_for
+from tests.base.test_failing_calls import calls, preloaded
+from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
+from tests.support.disk_tiers import capacity_of
+from tests.tiers.test_disk_tier_faults import logged
+
+ROW, KEYS = 4096, [key(number) for number in range(200)]
+STALL = -1  # in place of an errno: native/tests/failing_calls.cpp
+fails = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
+
+
+class TestDiskArray(TierConformance):
+    """Three disks; those of few slots have one each, so that no key is without."""
+
+    def open(self, place: Path, rows: Any, **options: Any) -> DiskArray:
+        return array_on(place, "abc", rows, **{"timeout": 5.0, **options})
+
+
+def array_on(place: Path, disks: str, rows: Any, slots: int = 400, **options: Any) -> DiskArray:
+    options = {"timeout": PATIENCE, "policy": "lru", **options}
+    return DiskArray([place / disk for disk in disks], rows, capacity_of(slots, ROW), **options)
+
+
+def rows_of(numbers: range) -> Any:
+    return np.stack([content(number, ROW) for number in numbers])
+
+
+def store_all(tier: DiskArray, rows: Any) -> list[bool]:
+    """Stores all keys from their rows, with no difference to what is there already."""
+    rows[:] = rows_of(range(len(KEYS)))
+    ok: list[bool] = wait_for(tier, tier.store(KEYS, range(len(KEYS)))).ok.tolist()
+    return ok
+
+
+def check(tier: DiskArray, rows: Any) -> list[bool]:
+    """Loads all keys, compares those that are there, and returns which."""
+    rows[:] = 0
+    there: list[bool] = wait_for(tier, tier.load(KEYS, range(len(KEYS)))).ok.tolist()
+    for number in np.flatnonzero(there).tolist():
+        np.testing.assert_array_equal(rows[number], content(number, ROW))
+    assert tier.has(KEYS) == there
+    return there
+
+
+def owners(tier: DiskArray) -> list[str]:
+    """The folder's name of the disk that each key belongs to."""
+    names = {disk: Path(path).name for path, disk in tier.disks.items()}
+    found = {at: names[disk] for disk, _, places in tier.split(KEYS) for at in places}
+    return [found[at] for at in range(len(KEYS))]
+
+
+def test_a_disk_has_as_many_keys_as_it_has_slots(tmp_path: Path) -> None:
+    """And its blocks are in its own folder, with its own statistics."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(tmp_path, "abc", rows) as tier:
+        assert all(store_all(tier, rows))
+        used = [disk.statistics().blocks for disk in tier.disks.values()]
+        assert sum(used) == tier.statistics().blocks == len(KEYS)
+        assert used == [owners(tier).count(name) for name in "abc"]
+        assert min(used) > 40
+        assert all(check(tier, rows))
+        assert tier.statistics().loaded == len(KEYS)
+
+
+def test_a_folder_that_is_left_out_or_added(tmp_path: Path) -> None:
+    """Moves its own share of the keys; what was there before is found again, in any order."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(tmp_path, "abc", rows) as tier:
+        before = owners(tier)
+        assert all(store_all(tier, rows))
+    with array_on(tmp_path, "ca", rows) as tier:
+        assert check(tier, rows) == [owner != "b" for owner in before]
+        assert all(store_all(tier, rows))
+    with array_on(tmp_path, "dbac", rows) as tier:
+        moved = [owner == "d" for owner in owners(tier)]
+        assert 20 < sum(moved) < 90
+        assert [o for o, is_new in zip(before, moved, strict=True) if not is_new] == [
+            o for o in owners(tier) if o != "d"
+        ]
+        assert check(tier, rows) == [not is_new for is_new in moved]
+
+
+def test_a_folder_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Is left out, with a line, and has its share again when it can be."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(tmp_path, "ab", rows) as tier:
+        before = owners(tier)
+        assert all(store_all(tier, rows))
+    (tmp_path / "b").rename(tmp_path / "aside")
+    (tmp_path / "b").touch()
+    with array_on(tmp_path, "ab", rows) as tier, caplog.at_level(logging.WARNING):
+        assert [*tier.disks] == [str(tmp_path / "a")]
+        assert check(tier, rows) == [owner == "a" for owner in before]
+    assert caplog.text.count("is left out until it is opened again") == 1
+    assert f"{tmp_path}/b" in caplog.text
+    with pytest.raises(SystemFault):
+        array_on(tmp_path, "b", rows)
+    (tmp_path / "b").unlink()
+    (tmp_path / "aside").rename(tmp_path / "b")
+    with array_on(tmp_path, "ab", rows) as tier:
+        assert all(check(tier, rows))
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    for paths in ([], [tmp_path, f"{tmp_path}/"]):
+        with pytest.raises(InvalidArgument):
+            DiskArray(paths, rows, "1MiB")
+    for one in (str(tmp_path), tmp_path, 7):
+        with pytest.raises(InvalidType):
+            DiskArray(one, rows, "1MiB")  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="policy"):
+        DiskArray([tmp_path], rows, "1MiB", policy=object())
+    with array_on(tmp_path, "b", rows):
+        with pytest.raises(TierInUse):
+            array_on(tmp_path, "ab", rows)
+        array_on(tmp_path, "a", rows).close()  # it was not kept
+
+
+def refuses_all(folder: Path) -> None:
+    """From now on the disk of that folder refuses all writes, and reads other bytes."""
+    full = os.open("/dev/full", os.O_RDWR)
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if os.readlink(each).startswith(f"{folder}/0."):
+                os.dup2(full, int(each.name))
+
+
+def failing(_link: Link, folder: Path) -> list[str]:
+    """Role: a disk refuses all writes; returns what was logged."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with logged() as said, array_on(folder, "ab", rows, direct=False) as tier:
+        is_good = [owner == "a" for owner in owners(tier)]
+        assert all(store_all(tier, rows))
+        refuses_all(folder / "b")
+        assert check(tier, rows) == is_good
+        assert store_all(tier, rows) == is_good
+        assert tier.statistics().errors > 0
+        pool = BlockPool(len(KEYS) // 2)
+        with TierChain(pool, rows, [tier]) as chain:
+            for number in range(4 * len(KEYS)):
+                with pool.reserve([key(5000 + number)]) as new:
+                    new.commit()
+            chain.flush(PATIENCE)
+            (use,) = chain.statistics().tiers
+            assert not use.is_left_out
+            assert use.failed > 0
+            assert use.stored > 0
+    return said
+
+
+@fails
+def test_a_disk_that_fails(tmp_path: Path) -> None:
+    """Has its share of the misses; the others store and load, also behind a pool."""
+    said = start(failing, tmp_path, method="spawn", command=preloaded()).result()
+    assert f"the tier in {tmp_path}/b cannot store blocks: No space left on device" in said
+    assert not any(f"{tmp_path}/a" in line or "is skipped" in line for line in said)
+
+
+def hangs(_link: Link, folder: Path) -> None:
+    """Role: a write of one disk does not return."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(folder, "ab", rows, direct=False) as tier:
+        owner = owners(tier)
+        assert all(store_all(tier, rows))
+        more = [key(number) for number in range(1000, 1100)]
+        of_b = [own for disk, own, _ in tier.split(more) if disk is tier.disks[f"{folder}/b"]][0]
+        with calls().failing(Fault("stall", 1, "pwrite", STALL))("stall"):
+            assert not wait_for(tier, tier.store(of_b[:1], [0], timeout=0.1)).ok[0]
+            until(lambda: tier.statistics().stalled, "the disk is known not to answer")
+            assert check(tier, rows) == [each == "a" for each in owner]
+            of_a = [each for each in more if each not in of_b]
+            assert wait_for(tier, tier.store(of_a, range(len(of_a)))).ok.all()
+            assert not tier.drain(0)
+            tier.clear()
+            assert not any(tier.has(KEYS))
+        assert tier.drain(PATIENCE)
+
+
+@fails
+def test_a_disk_that_does_not_answer(tmp_path: Path) -> None:
+    """Stops no call of the others."""
+    start(hangs, tmp_path, method="spawn", command=preloaded()).result()
+
+
+def stores(link: Link, folder: Path) -> None:
+    """Role: stores all keys, again and again under new names, until it is killed."""
+    rows = rows_of(range(len(KEYS)))
+    tier = array_on(folder, "abc", rows)
+    link.tell(store_all(tier, rows))
+    numbers = range(len(KEYS))
+    for turn in range(1 << 30):
+        wait_for(tier, tier.store([b"%d:%d" % (turn, number) for number in numbers], numbers))
+
+
+def test_an_array_after_a_kill(tmp_path: Path) -> None:
+    peer = start(stores, tmp_path)
+    assert all(peer.hear())
+    peer.kill()
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+
+    def is_free() -> bool:
+        """Whether the locks have gone: io_uring of a killed process ends in its own time."""
+        try:
+            array_on(tmp_path, "abc", rows).close()
+        except TierInUse:
+            return False
+        return True
+
+    until(is_free, "the locks have gone")
+    with array_on(tmp_path, "abc", rows) as tier:
+        check(tier, rows)
+        assert tier.statistics().recovered >= len(KEYS)
+
+
+def test_an_array_that_is_closed(tmp_path: Path) -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    tier = array_on(tmp_path, "ab", rows)
+    tier.store([key(1)], [1])
+    tier.close()
+    for call in (tier.statistics, tier.drain, lambda: tier.set_epoch(1)):
+        with pytest.raises(Closed):
+            call()
