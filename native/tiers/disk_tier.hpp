@@ -78,24 +78,23 @@ public:
         emptied_ = now;
     }
 
-    bool has(const BlockPool::Asked& key) noexcept {
-        ++counts_.lookups;
+    bool has(const BlockPool::Asked& key) const noexcept {
         if (is_stalled() || io_.folder().emptied() != emptied_) return false;
         const Block slot = pool_.stored(key);
         const bool is_old = slot != kNoBlock && ages_.has_limit() && ages_.is_old(slot, now_in_seconds());
-        const bool is_there = slot != kNoBlock && (!is_old || pool_.is_pinned(slot));
-        counts_.found += is_there;
-        return is_there;
+        return slot != kNoBlock && (!is_old || pool_.is_pinned(slot));
+    }
+    // A request has asked for so many keys, some of which were there.
+    void count_lookups(const std::vector<bool>& there) noexcept {
+        counts_.lookups += there.size();
+        counts_.found += static_cast<std::uint64_t>(std::ranges::count(there, true));
     }
 
     // Pins what is there; kNoBlock for the others.
     std::vector<Block> hold(Keys keys) {
-        counts_.lookups += keys.size();
         if (is_stalled()) return std::vector<Block>(keys.size(), kNoBlock);
         drop_old(keys);
-        std::vector<Block> blocks = pool_.pin_each(keys, false);
-        counts_.found += keys.size() - static_cast<std::size_t>(std::ranges::count(blocks, kNoBlock));
-        return blocks;
+        return pool_.pin_each(keys, false);
     }
     void release(std::span<const Block> blocks) { pool_.unpin(blocks); }
 
@@ -181,7 +180,8 @@ public:
         evicted_.clear();
         const auto order = std::make_shared<HeaderWork::Order>();
         io_.work().note_idle(false);
-        io_.headers().clear(io_.file().clear(), order);
+        io_.file().clear();
+        io_.headers().clear(order);
         return order;
     }
 

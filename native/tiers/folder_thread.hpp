@@ -93,7 +93,7 @@ private:
         if (is_own) ++emptied_;
         const auto order = std::make_shared<HeaderWork::Order>();
         if (is_clear) {
-            headers_.clear(first_sequence, order);
+            headers_.clear(order);
         } else {
             headers_.purge(name_space, first_sequence, order);
         }

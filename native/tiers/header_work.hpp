@@ -38,11 +38,11 @@ public:
     void erase(Block slot, const OrderRef& order, std::optional<DiskWork::Work> held_back = std::nullopt) {
         add({slot, order, [&file = file_, slot] { return file.erase(slot); }, std::move(held_back)});
     }
-    // Nothing that was stored before that sequence is found by a restart. Any thread.
-    void clear(std::uint64_t first_sequence, const OrderRef& order) {
-        add({kNoBlock, order, [&file = file_, first_sequence] { return file.write_cleared(first_sequence); }, {}});
+    // A restart does not find what the file has cleared. Any thread.
+    void clear(const OrderRef& order) {
+        add({kNoBlock, order, [&file = file_] { return file.write_cleared(); }, {}});
     }
-    // As clear, of one namespace. Any thread.
+    // Nor what one namespace has stored before that sequence. Any thread.
     void purge(const Namespace& name_space, std::uint64_t first_sequence, const OrderRef& order) {
         add({kNoBlock, order, [&file = file_, name_space, first_sequence] { return file.purge(name_space, first_sequence); }, {}});
     }

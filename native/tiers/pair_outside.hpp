@@ -88,6 +88,8 @@ public:
 private:
     void read_pair() {
         const bool is_there = os::read_at(headers_, &pair_, sizeof pair_, 0);
+        const bool is_unfinished = is_there ? pair_.magic == decltype(pair_.magic){} : os::facts_of(headers_).bytes == 0;
+        if (is_unfinished) os::throw_errno(path_ + " is being made", EAGAIN);
         if (!is_there || pair_.magic != kPairMagic) throw core::SegmentRefused(path_ + " is no disk tier's");
         if (pair_.version != kPairVersion) throw core::LayoutMismatch(path_ + " has format " + std::to_string(pair_.version));
         if (pair_.crc != pair_.own_crc()) throw core::SegmentRefused("the first page of " + path_ + " is damaged");

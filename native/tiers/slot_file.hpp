@@ -182,8 +182,7 @@ public:
         return header;
     }
 
-    // All slots are empty from now on, also those that are being written. Returns what write_cleared() and purge() take. Any
-    // thread.
+    // All slots are empty from now on, also those that are being written. Returns what purge() takes. Any thread.
     std::uint64_t clear() noexcept {
         const std::uint64_t now = next_sequence_;
         for (std::uint64_t first = first_sequence_; first < now && !first_sequence_.compare_exchange_weak(first, now);) {
@@ -217,10 +216,10 @@ public:
         }
         return error;
     }
-    // They are for a restart, too. One thread at a time. 0 or an errno.
-    int write_cleared(std::uint64_t first_sequence) noexcept {
+    // What clear() has emptied by now is empty for a restart, too. One thread at a time. 0 or an errno.
+    int write_cleared() noexcept {
         PairHeader cleared = pair_;
-        cleared.first_sequence = first_sequence;
+        cleared.first_sequence = first_sequence_;
         cleared.crc = cleared.own_crc();
         return os::write_at(headers_.file(), &cleared, sizeof cleared, 0);
     }

@@ -3,13 +3,15 @@ does not answer."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,12 @@ def purge(folder: Path, namespace: str) -> None:
 
 def clear(folder: Path) -> None:
     command.run(folder, None, True, True)
+
+
+def locked(file: IO[bytes]) -> None:
+    """As a process does that has the tier open."""
+    whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole)
 
 
 def name(namespace: str) -> str:
@@ -154,6 +162,26 @@ def test_another_namespace_of_an_open_tier(folder: Path, opened: DiskTier) -> No
     assert there(opened) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("begun", [b"", bytes(4096)])
+def test_a_tier_that_is_being_made_beside_it(folder: Path, begun: bytes) -> None:
+    """Has nothing yet, and stops nothing."""
+    (folder / "1.headers").write_bytes(begun)
+    assert [pair.opener for pair in command.pairs_in(folder)] == ["0"]
+    clear(folder)
+    assert blocks(folder) == {}
+
+
+def test_what_is_removed_later_is_not_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The owner's disk does not answer in time."""
+    monkeypatch.setattr(command, "ask_owner", lambda *_: errno.ETIMEDOUT)
+    with open(folder / "0.headers", "r+b") as file:
+        locked(file)
+        clear(folder)
+    assert json.loads(capsys.readouterr().out)["removed"] == 0
+
+
 def test_a_tier_that_was_moved_is_asked_there(
     folder: Path, opened: DiskTier, tmp_path: Path
 ) -> None:
@@ -183,8 +211,7 @@ def test_an_owner_that_does_not_answer(folder: Path, monkeypatch: pytest.MonkeyP
     """Nothing is removed, and the error names what may be wrong."""
     monkeypatch.setattr(command, "_PATIENCE", 0.05)
     with open(folder / "0.headers", "r+b") as file:
-        whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole)  # and nobody watches the folder
+        locked(file)  # and nobody watches the folder
         with pytest.raises(TimedOut, match="did not answer"):
             clear(folder)
     assert blocks(folder) == {name("a"): 3, name("b"): 1}

@@ -1,6 +1,6 @@
-"""The disk tier for tests of a real engine, which answers a prompt faster than a busy disk stores its
-blocks: vLLM's memory would be full of blocks that are being stored, and vLLM offers those that found
-no room there to no tier."""
+"""The disk tier for tests of a real engine, which answers prompts faster than a busy disk stores
+their blocks: vLLM's memory would be full of blocks that are being stored, and those that find no
+room there are offered to no tier."""
 
 from __future__ import annotations
 

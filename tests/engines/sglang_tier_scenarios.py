@@ -225,3 +225,8 @@ def on_a_disk() -> None:
             assert (first.batch_exists(["a"]), second.batch_exists(["a"])) == (1, 0)
             assert first.batch_get_v1(["a"], indices(4)) == [True]
             assert torch.equal(page_of(over, 4), page_of(over, 0))
+        own["path"] = [f"{there}/a", f"{there}/b"]
+        with storage(own, over) as first:
+            assert first.batch_set_v1(["a", "b"], indices(0, 1)) == [True, True]
+            assert first.batch_get_v1(["b", "a"], indices(4, 5)) == [True, True]
+            assert torch.equal(page_of(over, 5), page_of(over, 0))

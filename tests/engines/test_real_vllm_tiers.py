@@ -304,11 +304,14 @@ def test_routers_know_what_the_disk_holds(place: Path, release: str) -> None:
     assert last["routed"] * ROW == last["metrics"]["vllm:memlane_disk_tier_used"] > 0
 
 
-def test_routers_know_what_the_disk_has_after_a_restart(place: Path) -> None:
+@pytest.mark.parametrize("disks", [1, 2])
+def test_routers_know_what_the_disk_has_after_a_restart(place: Path, disks: int) -> None:
     """At once, though the engine before it was killed."""
-    tier = on(place / "again")
+    folders = [str(place / f"again-{disks}-{number}") for number in range(disks)]
+    tier = on(place, path=folders if disks > 1 else folders[0])
     with engine(place, "0.32", tier=tier, events=f"ipc://{place}/before") as first:
         first.answers()
+    assert all((Path(folder) / "0.keys").stat().st_size > 100 for folder in folders)
     with engine(place, "0.32", 0, tier=tier, events=f"ipc://{place}/after") as second:
         (last,) = second.answers()
     assert last["routed"] * ROW == last["metrics"]["vllm:memlane_disk_tier_used"] > 0
@@ -325,7 +328,7 @@ def test_data_parallel_replicas_side_by_side(place: Path, release: str) -> None:
     assert min(rounds[1]["cached"]) > 0
     assert last["metrics"]["vllm:memlane_disk_tier_stored"] == 2 * BLOCKS
     names = {file.name for file in folder.iterdir()}
-    assert names == {"0.data", "0.headers", "1.data", "1.headers"}
+    assert names == {f"{opener}.{what}" for opener in "01" for what in ("data", "headers", "uses")}
     with engine(place, release, data_parallel_size=2, tier=on(folder)) as second:
         (again,) = second.answers(1)
     assert again["tokens"] == expected * 2

@@ -14,7 +14,7 @@ def test_the_tier_alone(release: str) -> None:
     run(
         *("keys_of_its_configuration", "namespaces", "openers", "hashes_that_do_not_last"),
         *("store_and_load", "a_corrupt_block", "a_declined_block", "a_load_that_expires"),
-        *("holds", "draining", "the_end", "metrics", "a_tuned_tier_learns"),
+        *("holds", "draining", "the_end", "metrics", "a_tuned_tier_learns", "several_disks"),
         release=release,
     )
 

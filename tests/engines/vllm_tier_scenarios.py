@@ -685,6 +685,30 @@ def events_after_a_restart() -> None:
             assert events(engine.tier) == [(True, [1])]
 
 
+def several_disks() -> None:
+    """A list of folders: blocks and events are of all of them, also after a restart without one."""
+    with folder() as path:
+        folders, numbers = [str(path / name) for name in "abc"], range(12)
+        with Alone(path, EVENTS, rows=12, path=folders) as engine:
+            engine.store(*numbers)
+            assert sorted(n for _, new in events(engine.tier) for n in new) == [*numbers]
+            assert engine.load(*numbers).success
+            array = engine.tier._tier
+            parts = array.split([key(number) for number in numbers])
+            gone = {
+                number_of(k)
+                for disk, own, _ in parts
+                for k in own
+                if disk is array.disks[folders[2]]
+            }
+            assert gone
+        left = [number for number in numbers if number not in gone]
+        with Alone(path, EVENTS, rows=12, path=folders[1::-1]) as engine:
+            assert sorted(n for _, new in events(engine.tier) for n in new) == left
+            assert engine.there(*numbers) == left
+            assert engine.load(*left).success
+
+
 def events_of_a_reset() -> None:
     """Everything is gone; or, for routers that have heard that all is cleared, here again."""
     with folder() as path, Alone(path, EVENTS) as engine:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memlane.tiers import DiskTier
+from memlane._native import ask_owner
+from memlane.tiers import DiskArray, DiskTier
 from memlane.tiers.conformance import wait_for
-from memlane.tiers.inventory import DiskInventory, Inventory
+from memlane.tiers.inventory import ArrayInventory, DiskInventory, Inventory
 from tests.support import PATIENCE
 
 MAGIC = b"memlane keys 1\n"
@@ -70,6 +71,63 @@ def test_a_router_knows_what_a_disk_tier_holds(tmp_path: Path, policy: str) -> N
         follow(inventory, view)
         assert view == {key for key, is_there in zip(KEYS, there, strict=True) if is_there}
         inventory.close(PATIENCE)
+
+
+def test_a_block_that_is_stored_right_after_a_clear_from_outside(tmp_path: Path) -> None:
+    """The tier notices the clear in the call that stores the block."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with DiskTier(tmp_path, rows, 24 * ROW, policy="lru", timeout=PATIENCE) as disk:
+        inventory, view = DiskInventory(disk, str(tmp_path / "0.keys")), set[bytes]()
+        for key in KEYS[:2]:
+            inventory.submitted([key])
+            if key == KEYS[1]:
+                assert ask_owner(str(tmp_path), "0", None, PATIENCE) == 0
+            inventory.reported([key], wait_for(disk, disk.store([key], [0])).ok.tolist(), False)
+            follow(inventory, view)
+        assert view == {KEYS[1]}
+        inventory.close(PATIENCE)
+
+
+def test_a_router_knows_what_several_disks_hold(tmp_path: Path) -> None:
+    """Also after a restart, and when one of them is emptied from outside."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    view: set[bytes] = set()
+
+    def opened() -> tuple[DiskArray, ArrayInventory]:
+        folders = [tmp_path / "a", tmp_path / "b"]
+        array = DiskArray(folders, rows, 32 * ROW, policy="lru", timeout=PATIENCE)
+        each = {disk: DiskInventory(disk, f"{path}/0.keys") for path, disk in array.disks.items()}
+        return array, ArrayInventory(array, each)
+
+    def check(array: DiskArray, inventory: ArrayInventory) -> None:
+        follow(inventory, view)
+        there = zip(KEYS, array.peek(KEYS), strict=True)
+        assert view == {key for key, is_there in there if is_there}
+
+    array, inventory = opened()
+    for at in range(0, len(KEYS), 4):
+        keys = KEYS[at : at + 4]
+        inventory.submitted(keys)
+        done = wait_for(array, array.store(keys, range(4)))
+        inventory.reported(keys, done.ok.tolist(), False)
+    check(array, inventory)
+    assert len(view) == len(KEYS)
+    assert ask_owner(str(tmp_path / "b"), "0", None, PATIENCE) == 0
+    array.touch(KEYS)
+    check(array, inventory)
+    assert 0 < len(view) < len(KEYS)
+    array.close()
+    inventory.close(PATIENCE)
+    view.clear()
+    array, inventory = opened()
+    check(array, inventory)
+    assert view
+    inventory.cleared()
+    array.clear()
+    check(array, inventory)
+    assert not view
+    array.close()
+    inventory.close(PATIENCE)
 
 
 def test_a_router_that_has_forgotten_is_told_again() -> None:

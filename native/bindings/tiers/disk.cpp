@@ -65,9 +65,10 @@ struct OpenTier {
         shown.publish(tiers::TierSpans{now.stores.spans, now.loads.spans});
     }
 
-    // Bytes, with the headers.
+    // Bytes, with the headers; past the page cache slots are written whole.
     std::uint64_t written(const tiers::BlockJobs::Counts& stores) noexcept {
-        return stores.moved * (io.file().row_bytes() + sizeof(tiers::SlotHeader));
+        const tiers::SlotFile& file = io.file();
+        return stores.moved * ((file.is_direct() ? file.slot_bytes() : file.row_bytes()) + sizeof(tiers::SlotHeader));
     }
 
     std::unique_ptr<HeldBuffer> rows;  // null: closed
@@ -139,10 +140,11 @@ public:
         return *open_;
     }
 
-    std::vector<bool> has(tiers::DiskTier::Keys keys) const {
+    std::vector<bool> has(tiers::DiskTier::Keys keys, bool is_lookup) const {
         tiers::DiskTier& tier = open().tier;
         std::vector<bool> there(keys.size());
         for (std::size_t at = 0; at < keys.size(); ++at) there[at] = tier.has(keys[at]);
+        if (is_lookup) tier.count_lookups(there);
         return there;
     }
 
@@ -443,12 +445,12 @@ void bind_disk(nb::module_& m) {
         .def("facts", [](const DiskObject& self) { return facts_of(self.open().io); })
         .def(
             "has",
-            [](const DiskObject& self, nb::handle keys) {
+            [](const DiskObject& self, nb::handle keys, bool is_lookup) {
                 const AskedKeys asked(keys);
                 self.look_again();
-                return list_of(self.has(asked.asked()));
+                return list_of(self.has(asked.asked(), is_lookup));
             },
-            "keys"_a)
+            "keys"_a, "is_lookup"_a = true)
         .def(
             "hold",
             [](const DiskObject& self, nb::handle keys) {

@@ -13,7 +13,7 @@ from pathlib import Path
 from memlane._base.diagnosis import warn
 from memlane._native import PairOutside, ask_owner
 from memlane.cli import writing
-from memlane.errors import InvalidArgument, MemlaneError, TimedOut, system_fault
+from memlane.errors import InvalidArgument, MemlaneError, SystemFault, TimedOut, system_fault
 from memlane.tiers.tier import Namespace
 
 _HEADERS = ".headers"
@@ -77,8 +77,7 @@ def run(path: Path, purged: str | None, clears: bool, as_json: bool) -> None:
         failed: list[MemlaneError] = []
         for pair in having:
             try:
-                _remove(path, pair.opener, name_space)
-                removed += _count(pair, which)
+                removed += _count(pair, which) if _remove(path, pair.opener, name_space) else 0
             except MemlaneError as error:  # the others are done all the same
                 failed.append(error)
         if failed:
@@ -98,14 +97,22 @@ def run(path: Path, purged: str | None, clears: bool, as_json: bool) -> None:
 
 
 def pairs_in(path: Path) -> list[Pair]:
-    """Returns what each opener's files have. Raises as `run`."""
+    """Returns what each opener's files have; those that are being made, or are gone, have nothing.
+    Raises as `run`."""
     try:
         names = sorted(each.name for each in path.iterdir() if each.name.endswith(_HEADERS))
     except OSError as error:
         raise InvalidArgument(f"cannot list {path}: {error.strerror}") from None
     if not names:
         raise InvalidArgument(f"{path} is no folder of a disk tier: it has no *{_HEADERS}")
-    return [_pair(path, name.removesuffix(_HEADERS)) for name in names]
+    pairs = []
+    for name in names:
+        try:
+            pairs.append(_pair(path, name.removesuffix(_HEADERS)))
+        except SystemFault as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOENT):
+                raise
+    return pairs
 
 
 def _pair(path: Path, opener: str) -> Pair:
@@ -133,13 +140,14 @@ def _count(pair: Pair, namespace: str | None) -> int:
     return sum(of)
 
 
-def _remove(path: Path, opener: str, name_space: bytes | None) -> None:
+def _remove(path: Path, opener: str, name_space: bytes | None) -> bool:
+    """Returns whether they are removed now, and not later."""
     pair = PairOutside(os.fspath(path / opener))
     if pair.remove(name_space):
-        return
+        return True
     error = ask_owner(os.fspath(path), opener, name_space, _PATIENCE)
     if error is None and pair.remove(name_space):  # its owner has ended meanwhile
-        return
+        return True
     owner = pair.owner()
     who = f"process {writing.process(owner)}" if owner else "its process"
     if error is None:
@@ -149,6 +157,7 @@ def _remove(path: Path, opener: str, name_space: bytes | None) -> None:
         warn("the disk of %s/%s does not answer yet: %s removes blocks later", path, opener, who)
     elif error:
         raise system_fault(error, f"{who} could not remove blocks of {path}/{opener}")
+    return not error
 
 
 def _row(pair: Pair, of: Stored) -> list[str]:

@@ -106,9 +106,9 @@ class DiskStatistics:
             all are used again.
         detached: whether a file of the tier, or its folder, was deleted or moved. Blocks are still
             stored and loaded, but a restart finds none where they were.
-        lookups: keys that `has` and `hold` were asked for.
+        lookups: keys that `has` was asked for.
         found: of those, keys that were there.
-        written: bytes that were written to the disk.
+        written: bytes that were written to the disk: past the page cache whole slots.
     """
 
     capacity: int
@@ -284,6 +284,9 @@ class DiskTier(Tier):
         """Returns for each key whether it can be loaded now. While the disk does not answer, none
         can. Raises `Closed`, `WrongProcess`, `InvalidType`, `InvalidArgument`."""
         return [*self._native.has(self._namespace.digests(keys))]
+
+    def peek(self, keys: Sequence[bytes]) -> list[bool | None]:
+        return [*self._native.has(self._namespace.digests(keys), is_lookup=False)]
 
     def hold(self, keys: Sequence[bytes]) -> TierPin:
         pinned, there = self._native.hold(self._namespace.digests(keys))

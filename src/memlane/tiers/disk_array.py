@@ -134,6 +134,9 @@ class DiskArray(Tier):
     def has(self, keys: Sequence[bytes]) -> list[bool | None]:
         return _joined([(disk.has(own), at) for disk, own, at in self.split(keys)])
 
+    def peek(self, keys: Sequence[bytes]) -> list[bool | None]:
+        return _joined([(disk.peek(own), at) for disk, own, at in self.split(keys)])
+
     def hold(self, keys: Sequence[bytes]) -> TierPin:
         pins = [(disk.hold(own), at) for disk, own, at in self.split(keys)]
 

@@ -11,6 +11,7 @@ from memlane.tiers.key_log import KeyLog
 
 if TYPE_CHECKING:
     from memlane.tiers.disk import DiskTier
+    from memlane.tiers.disk_array import DiskArray
 
 _MOST_KEYS = 1 << 18  # of a tier on a server that are remembered
 _MOST_TAKEN = 4096  # keys at a time
@@ -99,6 +100,7 @@ class DiskInventory(Inventory):
         super().__init__(self._slots)
         self._disk = disk
         self._keys: dict[bytes, bytes] = {}  # by digest: what is there, or about to be stored
+        self._submitted: dict[bytes, bytes] = {}  # of them, those whose call is not reported
         disk.changes()
         self._log = KeyLog(path)
         self._logged = 0  # keys in the log
@@ -108,7 +110,7 @@ class DiskInventory(Inventory):
         self._log_again()
 
     def _find(self, keys: Sequence[bytes]) -> None:
-        there = self._disk.has(keys)
+        there = self._disk.peek(keys)
         for digest, key, is_there in zip(self._disk.digests(keys), keys, there, strict=True):
             if is_there:
                 self._keys[digest] = key
@@ -124,22 +126,29 @@ class DiskInventory(Inventory):
 
     def submitted(self, keys: Sequence[bytes]) -> None:
         self._follow()
-        self._keys |= zip(self._disk.digests(keys), keys, strict=True)
+        by_digest = dict(zip(self._disk.digests(keys), keys, strict=True))
+        self._keys |= by_digest
+        self._submitted |= by_digest
 
     def reported(self, keys: Sequence[bytes], ok: Sequence[bool], is_load: bool) -> None:
         self._follow()
         if is_load:
             return
         for digest, key in zip(self._disk.digests(keys), keys, strict=True):
+            self._submitted.pop(digest, None)
             if not self._is_there(key):
                 self._keys.pop(digest, None)
 
     def found(self, key: bytes, is_there: bool) -> None:
         if is_there and not self._is_there(key):
-            self.submitted([key])
-            self._stored(key)
+            self._follow()
+            self._find([key])
             self._log.append([key])
             self._logged += 1
+
+    def cleared(self) -> None:
+        super().cleared()
+        self._submitted.clear()  # nobody finds what is under way
 
     def again(self) -> None:
         self._follow()
@@ -156,8 +165,8 @@ class DiskInventory(Inventory):
         stored: list[bytes] = []
         for digest, is_stored in self._disk.changes():
             if not digest:
-                self.cleared()
-                self._keys.clear()
+                super().cleared()
+                self._keys = self._submitted.copy()
                 stored.clear()
                 self._log_again()
             elif is_stored and digest in self._keys:
@@ -169,3 +178,38 @@ class DiskInventory(Inventory):
         self._logged += len(stored)
         if self._logged > 4 * self._slots:
             self._log_again()
+
+
+class ArrayInventory(Inventory):
+    """Keys of several disks, each of which has an inventory of its own."""
+
+    def __init__(self, array: DiskArray, each: dict[DiskTier, DiskInventory]) -> None:
+        super().__init__()
+        self._array, self._each = array, each
+
+    def submitted(self, keys: Sequence[bytes]) -> None:
+        for disk, own, _ in self._array.split(keys):
+            self._each[disk].submitted(own)
+
+    def reported(self, keys: Sequence[bytes], ok: Sequence[bool], is_load: bool) -> None:
+        for disk, own, places in self._array.split(keys):
+            self._each[disk].reported(own, [ok[at] for at in places], is_load)
+
+    def found(self, key: bytes, is_there: bool) -> None:
+        for disk, _, _ in self._array.split([key]):
+            self._each[disk].found(key, is_there)
+
+    def close(self, timeout: float) -> None:
+        for each in self._each.values():
+            each.close(timeout)
+
+    def cleared(self) -> None:
+        for each in self._each.values():
+            each.cleared()
+
+    def again(self) -> None:
+        for each in self._each.values():
+            each.again()
+
+    def take(self) -> list[tuple[list[bytes], bool]]:
+        return [taken for each in self._each.values() for taken in each.take()]

@@ -155,8 +155,11 @@ class Link:
         absent: list[bool | None] = [False] * len(keys)
         if not keys or self.outages[kind].lasts(now):
             return absent
+        has = self.tier.has
+        if kind == "store":  # a tier of a user's may lack `peek`
+            has = getattr(self.tier, "peek", has)
         try:
-            found = [*self.tier.has(keys)]
+            found = [*has(keys)]
         except Exception as error:
             self.fail(kind, _text(error), now)
             return absent

@@ -131,6 +131,11 @@ class Tier(ABC):
             `fileno` is readable once it knows more.
         """
 
+    def peek(self, keys: Sequence[bytes]) -> list[bool | None]:
+        """As `has`, but no request asks for these keys: statistics do not count it. Raises as
+        `has`."""
+        return self.has(keys)
+
     @abstractmethod
     def hold(self, keys: Sequence[bytes]) -> TierPin:
         """Pins what is there, until the end of the block or of a load that begins in it. Raises as

@@ -112,7 +112,10 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
             own.setdefault("opener", "-".join(map(str, ranks)))
         own["namespace"] = json.dumps([facts, own.get("namespace", "")], sort_keys=True)
         place = own.pop(_PLACES[self._kind])
-        self._tier = getattr(tiers, self._kind)(place, rows, **own)
+        if isinstance(place, list):  # of folders
+            self._tier = tiers.DiskArray(place, rows, **own)
+        else:
+            self._tier = getattr(tiers, self._kind)(place, rows, **own)
         _log.info("a %s: %d rows of %d bytes, %d a page", self._kind, *rows.shape, self._parts)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:

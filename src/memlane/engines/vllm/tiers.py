@@ -58,7 +58,7 @@ _GAUGES = {
 
 class DiskTier(TierManager):
     """`memlane.tiers.DiskTier` behind vLLM's primary tier. Its keys are that class's arguments;
-    `opener` is by default the data-parallel index.
+    `opener` is by default the data-parallel index; a `path` that is a list makes a `DiskArray`.
 
     A block that the policy declines counts as stored, because vLLM has nothing to do about it.
     """
@@ -72,35 +72,48 @@ class DiskTier(TierManager):
 
     def _open(self, config: Any, rows: memoryview, own: dict[str, Any]) -> Any:
         with fork_waits:
+            from memlane.tiers import DiskArray
             from memlane.tiers import DiskTier as Disk
 
         self._held: dict[bytes, TierPin] = {}  # found, and not asked for yet
         own.setdefault("opener", str(config.parallel.data_parallel_index))
-        path = own.pop("path")
-        self._key_log = os.path.join(path, f"{own['opener']}.keys")
-        disk = Disk(path, rows, own.pop("capacity"), **own)
-        begun = disk.statistics()
-        way = "O_DIRECT" if disk.is_direct else "page cache"
-        log.info(
-            "a disk tier in %s, opener %s: %d blocks of %d bytes, %s by %s; %d are there already",
-            *(path, own["opener"], begun.slots, self._block_size_bytes),
-            *(way, begun.engine, begun.recovered),
-        )
-        return disk
+        self._keys = f"{own['opener']}.keys"
+        path, capacity = own.pop("path"), own.pop("capacity")
+        tier: Disk | DiskArray
+        if isinstance(path, list):
+            tier = DiskArray(path, rows, capacity, **own)
+            self._disks = tier.disks
+        else:
+            tier = Disk(path, rows, capacity, **own)
+            self._disks = {path: tier}
+        for folder, disk in self._disks.items():
+            begun = disk.statistics()
+            way = "O_DIRECT" if disk.is_direct else "page cache"
+            log.info(
+                "a disk tier in %s, opener %s: %d blocks of %d bytes, %s by %s; "
+                "%d are there already",
+                *(folder, own["opener"], begun.slots, self._block_size_bytes),
+                *(way, begun.engine, begun.recovered),
+            )
+        return tier
 
     def _new_inventory(self) -> Inventory:
         with fork_waits:
-            from memlane.tiers.inventory import DiskInventory
+            from memlane.tiers.inventory import ArrayInventory, DiskInventory
 
-        return DiskInventory(self._tier, self._key_log)
+        each = {
+            disk: DiskInventory(disk, os.path.join(folder, self._keys))
+            for folder, disk in self._disks.items()
+        }
+        return ArrayInventory(self._tier, each) if len(each) > 1 else each.popitem()[1]
 
     def _find(self, key: bytes, req_context: Any) -> LookupResult:
         if key in self._held:
             return LookupResult.HIT
-        held = self._tier.hold([key])
-        if held.there[0]:
-            self._held[key] = held
-        return self._note(key, held.there[0])
+        (is_there,) = self._tier.has([key])
+        if is_there:
+            self._held[key] = self._tier.hold([key])
+        return self._note(key, is_there)
 
     def submit_load(self, job_metadata: Any) -> None:
         super().submit_load(job_metadata)
