@@ -194,7 +194,7 @@ $(VENV)/.compiled: $(VENV)/.made pyproject.toml $(NATIVE) $(RENAMED)
 
 # What the extras demo, test and docs need.
 $(VENV)/.packages-%: pyproject.toml | $(VENV)/.made
-	@echo 'installing packages for the $*'
+	@echo 'installing the packages of memlane[$*]'
 	@$(if $(TORCH),$(if $(findstring test,$*),$(PIP) --no-compile $(TORCH)))
 	@$(PY) release/requirements.py $* >$@.txt
 	@$(PIP) --no-compile -r $@.txt

@@ -112,7 +112,7 @@ private:
     };
 
 public:
-    // For whoever submitted it.
+    // For the caller that submitted it.
     using Ref = std::shared_ptr<Job>;
 
     struct Work {
@@ -213,7 +213,7 @@ public:
     }
     bool is_abandoned(const Work& work) const noexcept { return work.job->states[work.at] == State::abandoned; }
 
-    // False: it was reported already, as failed. Whoever says it twice is not heard.
+    // False: it was reported already, as failed. Only the first report counts.
     bool finish(const Work& work, Fault fault, os::Nanoseconds now) {
         Job& job = *work.job;
         const State before = std::exchange(job.states[work.at], State::decided);

@@ -94,7 +94,7 @@ public:
             if (error != 0) next.order->error = error;
             --next.order->left;
             if (next.slot != kNoBlock) done_.push_back(next.slot);
-            if (--left_ == 0) work_.wake();  // for whoever drains the tier
+            if (--left_ == 0) work_.wake();  // for the thread that drains the tier
             ended_.notify_all();
         }
     }

@@ -130,7 +130,7 @@ class Seen(NamedTuple):
 
     @property
     def last_progress(self) -> str:
-        """How long ago it last published, consumed or attached, as text."""
+        """Returns how long ago it last published, consumed or attached, as text."""
         return f"last progress {(self.at - self.slot.last_progress) / 1e9:.1f} s ago"
 
 

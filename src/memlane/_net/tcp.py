@@ -150,7 +150,7 @@ class Connection:
             return False
 
     def moved(self, least: int) -> int:
-        """How many more bytes the peer has acknowledged since this was last not 0; 0 if they are
+        """Returns how many bytes the peer has acknowledged since this was last not 0; 0 if they are
         fewer than `least`."""
         info = self._info()
         if info is None:

@@ -66,7 +66,7 @@ class AnyQueue(Owned, Generic[M]):
         raise NotImplementedError
 
     def _enqueue(self, obj: M, timeout: float | None) -> None:
-        """As `enqueue`, whatever a user's subclass makes of that. Raises as in the subclass."""
+        """Does what a user's subclass makes of `enqueue`, and raises what that raises."""
         raise NotImplementedError
 
     def dequeue(self) -> M:
@@ -110,7 +110,7 @@ class AnyQueue(Owned, Generic[M]):
         return self._awaiting
 
     async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
-        """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        """Is `enqueue` for asyncio: other tasks run while it waits. If it is cancelled, nothing
         was sent. Encoding and copying happen in the event loop. `timeout` is in seconds.
 
         Raises:
@@ -121,7 +121,7 @@ class AnyQueue(Owned, Generic[M]):
         await awaited.call(lambda: self._enqueue(obj, NOW), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
-        """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        """Is `dequeue` for asyncio: other tasks run while it waits. If it is cancelled, nothing
         was consumed, and another coroutine may await it at once. Decoding and copying happen in the
         event loop. `timeout` is in seconds.
 

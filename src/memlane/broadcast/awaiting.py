@@ -136,7 +136,7 @@ class Awaiting:
             old.leave()
 
     def _on_readable(self, registered: _Registered) -> None:
-        """Also of one that this object has lost, because a handler raised or another loop came."""
+        """Ends registrations that it has lost, too: a handler raised, or another loop came."""
         turn = self._turn
         if turn is not None and turn.loop is registered.loop and turn.waiter is not None:
             if self._signal.is_readable:  # else it was when the loop looked, before the last call
@@ -160,7 +160,7 @@ class _Registered:
             raise system_fault(error.errno or 0, "cannot copy a descriptor") from None
 
     def end(self) -> None:
-        """In the loop's thread."""
+        """Ends the registration; must be called in the loop's thread."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
             return
@@ -173,7 +173,7 @@ class _Registered:
     __del__ = end
 
     def leave(self) -> None:
-        """In any thread: once the loop runs; if it never does, with this object."""
+        """Ends it from any thread: once the loop runs, or with this object if it never does."""
         with suppress(RuntimeError):  # it is closed
             self.loop.call_soon_threadsafe(self.end)
 

@@ -124,7 +124,7 @@ class LocalEnd(Generic[Native]):
         self.native.wait_until_ready(timeout)
 
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
-        """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
+        """Is `wait_until_ready`, and raises ReaderDied if one of them ends before it attaches."""
         with Starting(self.pids, processes) as starting:
             self.native.wait_until_ready(timeout, starting)
 
@@ -134,7 +134,7 @@ class LocalEnd(Generic[Native]):
     signal = watch
 
     def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
-        """Also to observers. Of a send, the attempt that came before counts as a wait."""
+        """Shows it to observers, too. The attempt that came before a send counts as a wait."""
         self.native.show_waiting(is_waiting, is_first and self.native.slot != 0)
 
     def stall_line(self, waited: float) -> str | None:

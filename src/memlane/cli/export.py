@@ -162,7 +162,7 @@ class Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """If there are too many, the oldest that is silent makes room; if none is, this one."""
+        """Makes room if there are too many: the oldest silent client goes, or else this one."""
         if not self._room.acquire(blocking=False):
             self._end_a_silent_one()
             if not self._room.acquire(timeout=_MOMENT):

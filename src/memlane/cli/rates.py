@@ -42,7 +42,7 @@ class Rates:
 
 
 def messages(segment: Segment) -> int | None:
-    """How many the writer has published; objects put, of a store; accesses, of a tier."""
+    """Returns the messages published; of a store the objects put, of a tier the accesses."""
     if segment.kind == "store":
         return segment.counters["puts"]
     if segment.kind == "tier":

@@ -34,8 +34,8 @@ Key = tuple[str, str, int | None, int | None]
 
 
 def asked_for(seen: list[Segment], what: str) -> list[Segment]:
-    """Those that are called so: by label (a gather's has all its rings), by name, or by the first
-    digits of a generated name; or else those that the process with that pid has.
+    """Returns the segments that are called so: by label (a gather's has all its rings), by name, or
+    by the first digits of a generated name; or else those that the process with that pid has.
 
     Raises:
         InvalidArgument: there is none.

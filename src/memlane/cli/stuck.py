@@ -90,7 +90,7 @@ class Look:
         return UNDECIDED if is_open else 0
 
     def found(self) -> Iterator[tuple[Key, dict[str, Any], list[str]]]:
-        """For each wait, starts left out: what tells it from others, its JSON, and its lines."""
+        """Returns each wait but starts: what tells it from others, its JSON, and its lines."""
         # A writer's own wait comes before those of the readers that wait for it in turn.
         for wait in sorted(self.own, key=lambda wait: (wait.segment, wait.waiter.rank is not None)):
             if not wait.is_start:

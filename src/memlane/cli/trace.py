@@ -164,7 +164,7 @@ def sample(watched: list[Watched], seconds: float) -> int:
 
 
 def events(watched: list[Watched]) -> Iterator[dict[str, Any]]:
-    """In Chrome's trace event format; a process has a row for each of its ends."""
+    """Returns them in Chrome's trace event format; a process has a row for each of its ends."""
     pids: set[int] = set()
     for each in watched:
         for track in each.tracks:

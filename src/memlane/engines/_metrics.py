@@ -16,7 +16,7 @@ logger = logging.getLogger("memlane")
 
 
 def start_if_asked() -> None:
-    """In the engine's first process: starts the exporter on the port that the variable names. It
+    """Starts the exporter on the port that the variable names, in the engine's first process. It
     ends with this process. Whatever goes wrong is one WARNING, and the engine goes on."""
     port = os.environ.pop(VARIABLE, "").strip()  # the engine's other processes do not see it
     if not port or multiprocessing.parent_process() is not None:

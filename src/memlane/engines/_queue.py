@@ -99,7 +99,7 @@ class EngineQueue(memlane.MessageQueue):
     def create_from_handle(
         cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
     ) -> Self:
-        """As memlane's, for handles of this class. Rank -1 takes any free remote place."""
+        """Is memlane's, for handles of this class. Rank -1 takes any free remote place."""
         if not isinstance(handle, EngineHandle):
             raise InvalidType(cls.ENGINE.not_switched(repr(type(handle)), "queue"))
         if rank != -1:
@@ -148,7 +148,7 @@ class EngineQueue(memlane.MessageQueue):
         return queue
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:  # type: ignore[override]
-        """As memlane's, until `shutdown()`. With `indefinite`, a long wait is not logged.
+        """Is memlane's, until `shutdown()`. With `indefinite`, a long wait is not logged.
 
         Also raises:
             ReaderDied: the worker that should answer, or another one, died.
@@ -163,7 +163,7 @@ class EngineQueue(memlane.MessageQueue):
     def acquire_read(  # type: ignore[override]
         self, timeout: float | None = None, indefinite: bool = False
     ) -> AbstractContextManager[memoryview]:
-        """As `dequeue`."""
+        """Takes `indefinite` as `dequeue` does."""
         return super().acquire_read(timeout, _Wait(self, indefinite))  # type: ignore[arg-type]
 
     def shutdown(self) -> None:

@@ -162,7 +162,7 @@ class Board:
 
     @property
     def refused(self) -> int:
-        """How many connections had keys that were made from another secret, so far."""
+        """Returns how many connections had keys that were made from another secret, so far."""
         return self._members.refused
 
     def close(self) -> None:

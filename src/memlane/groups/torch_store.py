@@ -21,7 +21,7 @@ def is_process_group(group: object) -> bool:
 
 
 def is_torch_store(store: object) -> bool:
-    """For groups that are not torch's own but have a torch store."""
+    """Whether it is one: groups that are not torch's own may have one, too."""
     return dist.is_available() and isinstance(store, dist.Store)
 
 
@@ -75,7 +75,7 @@ class TorchStore:
         self._ask(lambda: self._store.set(key, value))
 
     def get(self, key: str, timeout: float) -> bytes | None:
-        """Also returns None after `_SLICE`, because `wake` cannot end a wait."""
+        """Returns None after `_SLICE`, too, because `wake` cannot end a wait."""
         if not self.has(key):
             if timeout <= 0:
                 return None
@@ -96,7 +96,7 @@ class TorchStore:
         self._ask(lambda: self._store.delete_key(key))
 
     def wake(self) -> None:
-        """Not possible here: the others look again after a slice of their wait."""
+        """Does nothing, as no wait here can be ended: it looks again after a slice."""
 
     def join(self, call: int) -> None:
         """The store keeps nothing about connections."""

@@ -249,7 +249,7 @@ class _Crowd:
         return who.activity == "waiting" and not who.behind
 
     def reached(self, found: Sequence[_Found]) -> Mapping[Process, set[Process]]:
-        """For each process all those that it waits for, directly and through others."""
+        """Returns for each process all those that it waits for, directly and through others."""
         edges = {process: set(others) for process, others in self._waits_for.items()}
         for each in found:
             waiter = process_of(each.waiter)

@@ -188,7 +188,7 @@ def slots_of(file: int, header: Header) -> list[Slot]:
 
 
 def behind(header: Header, published: int, position: int) -> int:
-    """How many messages a reader has yet to take; of the latest that is one."""
+    """Returns how many messages a reader has yet to take; of the latest that is one."""
     count = max(0, published - position)
     return min(count, 1) if header.features & LATEST_ONLY else count
 
@@ -243,7 +243,7 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
 
 
 def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:
-    """For each reader of a queue: nanoseconds in total, then how many messages took less than 1 us,
+    """Returns for each reader of a queue nanoseconds in total, then how many messages took < 1 us,
     2 us, 4 us, ... and longer than any. The same for stores and loads of a tier. Empty of other
     segments."""
     if DELIVERY_TIMES not in header.sections:

@@ -33,7 +33,7 @@ Kind = Literal["queue", "ring", "store", "region", "tier", "unknown"]
 
 @dataclass(frozen=True)
 class Deliveries:
-    """How long a reader's messages took from being published to being taken, copying included: of
+    """The time that a reader's messages took from being published to being taken, copied: of
     the first message after each tick of the kernel's coarse clock (every 4 ms, mostly).
 
     Attributes:
@@ -198,7 +198,7 @@ class Known:
         return header
 
     def status(self, pid: int) -> tuple[processes.State, int | None]:
-        """As `processes.status`."""
+        """Returns what `processes.status` does, read once for each look."""
         if pid not in self._statuses:
             self._statuses[pid] = processes.status(pid)
         return self._statuses[pid]

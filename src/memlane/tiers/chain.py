@@ -233,7 +233,7 @@ class TierChain:
 
     def poll(self) -> None:
         """Takes what the tiers report. Does not wait. Other calls take it, too: this one is for
-        whoever waits for `fileno`.
+        those who wait for `fileno`.
 
         Raises:
             Closed, WrongProcess: as `fetch`.
@@ -289,7 +289,7 @@ class TierChain:
             self._enter(epoch, empties=True)
 
     def set_epoch(self, epoch: str | bytes | int) -> None:
-        """As `clear(epoch=epoch)`, but no tier is emptied: for the begin, when the tiers have
+        """Does as `clear(epoch=epoch)`, but empties no tier: for the begin, when the tiers have
         blocks of that epoch from before.
 
         Raises:
@@ -501,7 +501,7 @@ class TierChain:
         return is_in_time and not flush.has_failed and not blocks
 
     def _begin(self, keys: list[bytes], links: list[Link]) -> list[bytes]:
-        """As `_load_run`, but nothing in the middle of another change."""
+        """Does as `_load_run`, but nothing in the middle of another change."""
         if self._is_interrupted:
             return []
         with self._lock:

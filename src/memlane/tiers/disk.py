@@ -428,8 +428,8 @@ class DiskTier(Tier):
 
     @property
     def engine(self) -> Engine:
-        """How blocks are moved: "io_uring", on one thread past the page cache, where the system
-        allows it; else "threads", which use pread and pwrite.
+        """The way that blocks are moved: "io_uring", on one thread past the page cache, where the
+        system allows it; else "threads", which use pread and pwrite.
         """
         engine: Engine = self._facts["engine"]
         return engine

@@ -54,7 +54,7 @@ class Inventory:
         self._changed = dict.fromkeys(self._told, False)
 
     def again(self) -> None:
-        """Reports everything anew: whoever was told has forgotten it."""
+        """Reports everything anew: the router has forgotten what it was told."""
         there = {key: True for key in self._told if self._changed.get(key, True)}
         there |= {key: True for key, is_stored in self._changed.items() if is_stored}
         self._told, self._changed = {}, there

@@ -286,5 +286,5 @@ def _is_report(done: object) -> bool:
 
 
 def _text(error: Exception) -> str:
-    """Not the error itself, whose frames a log's handler would keep."""
+    """Returns the error's text, and not the error, whose frames a log's handler would keep."""
     return str(error) or type(error).__name__

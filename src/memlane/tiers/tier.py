@@ -164,7 +164,7 @@ class Tier(ABC):
     def store_evicted(
         self, keys: Sequence[bytes], ids: npt.ArrayLike, timeout: float | None = None
     ) -> Ticket:
-        """As `store`, for what a cache before the tier evicts: no use of it. That cache calls
+        """Stores what a cache before the tier evicts, which is no use of it. That cache calls
         `touch` for keys that requests ask for and that neither has. `timeout` is in seconds. Raises
         as `store`."""
         return self.store(keys, ids, timeout)

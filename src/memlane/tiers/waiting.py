@@ -39,7 +39,7 @@ class Wakeup:
 
 
 class Outage:
-    """How long something that fails is not tried: for a second, then two, four, ... a minute.
+    """The time in which something that fails is not tried: a second, then two, four, ... a minute.
 
     Attributes:
         until: when it may be tried again, on the caller's clock in seconds; 0 while it works.

@@ -55,7 +55,7 @@ class Ahead:
         return self.receive_by(NEVER if timeout is None else Deadline(timeout), cancel)
 
     def receive_by(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
-        """As `receive`, for a call that may have begun on another end."""
+        """Is `receive` for a call that may have begun on another end."""
         if cancel is not None and not hasattr(cancel, "is_set"):
             raise InvalidType("cancel must be a threading.Event or None")
         end = self._end

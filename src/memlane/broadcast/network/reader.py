@@ -210,7 +210,7 @@ class NetworkReader(NetworkEnd):
     # The session and the transport --------------------------------------------------------------
 
     def _tick(self) -> float | None:
-        """Also acknowledges what was taken, because a waiting reader has nothing better to do."""
+        """Acknowledges what was taken, too: a waiting reader has the time."""
         session, incoming = self.session, self.incoming
         now = incoming.note_served()
         incoming.receive(until_whole=incoming.is_called)  # a call takes one; more only take memory

@@ -257,7 +257,7 @@ class SharedReader(LocalReader):
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
     ) -> tuple[Any, ViewLease | None]:
-        """As `RingReader` does; messages from the network are private and need no lease."""
+        """Does as `RingReader`; messages from the network are private and need no lease."""
         deadline = NEVER if timeout is None else Deadline(timeout)
         alone = self._alone
         if alone is None:

@@ -339,7 +339,7 @@ class NetworkWriter(NetworkEnd):
         self.wait(ready, deadline, who, stall_line=line, poller=poller)
 
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
-        """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
+        """Is `wait_until_ready`, and raises ReaderDied if one of them ends before it attaches."""
         with Starting(self._pids, processes) as starting:
             self.wait_until_ready(timeout, starting)
 

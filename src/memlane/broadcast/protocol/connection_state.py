@@ -97,7 +97,7 @@ class ConnectionState:
         self.failure = self.failure or failure
 
     def delay_clock(self, seconds: float, now: float) -> None:
-        """For so long this process could not connect, for a reason of its own."""
+        """Leaves out so many seconds in which this process could not connect."""
         self._refused_since = None
         self._ended_at = min(now, self._ended_at + seconds)
         if self._doubted_since is not None:
@@ -153,7 +153,7 @@ class ConnectionState:
         return None
 
     def state(self, now: float) -> str:
-        """For texts."""
+        """Returns the state as texts name it."""
         match self.link:
             case WriterLink.UP:
                 return "connected"

@@ -43,7 +43,7 @@ class Ending:
             self._since = now
 
     def delay(self, now: float) -> None:
-        """For some time until `now` nothing could be received."""
+        """Leaves out the time until `now`, in which nothing could be received."""
         if self._since is not None:
             self._since = now  # what came meanwhile has yet to be received
 

@@ -198,7 +198,7 @@ class Outbox:
         return listed([peer.facts(self.next, now) for peer in full])
 
     def room(self) -> tuple[int, int]:
-        """How many messages, and bytes in total, fit every window; negative bytes: none fits."""
+        """Returns how many messages, and bytes in total, fit every window; negative bytes: none."""
         messages, nbytes = self._window, self._window_bytes
         for peer in self._peers:
             if peer.is_waited_for:

@@ -216,7 +216,7 @@ class Peer:
         self.authenticated_at = now
 
     def delay_clock(self, seconds: float, now: float) -> None:
-        """For so long it could not come back, and that was not its fault."""
+        """Leaves out so many seconds in which it could not come back, for the writer's reasons."""
         if self.lost_since is not None:
             self.lost_since = min(now, self.lost_since + seconds)
 

@@ -89,7 +89,7 @@ class WriterSession:
         return self.outbox.has_room(size) and not self.has_dead()
 
     def room(self) -> tuple[int, int]:
-        """How many messages, and bytes in total, may be sent; negative bytes: none."""
+        """Returns how many messages, and bytes in total, may be sent; negative bytes: none."""
         return (0, -1) if self.has_dead() else self.outbox.room()
 
     def publish_alone(self, piece: Piece, size: int) -> Iterable[Due]:
@@ -397,7 +397,7 @@ class WriterSession:
     # Time -------------------------------------------------------------------------------------
 
     def delay_clocks(self, seconds: float, now: float) -> None:
-        """For so long no reader could connect, for a reason on this host."""
+        """Leaves out so many seconds in which no reader could connect, for reasons of this host."""
         for peer in self._peers:
             peer.delay_clock(seconds, now)
         self.ending.delay(now)

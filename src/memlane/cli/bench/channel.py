@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def chunks(self) -> int:
-        """How many messages a ring holds."""
+        """Returns how many messages a ring holds."""
         return CHUNKS if self.payload.bytes <= LARGE else LARGE_CHUNKS
 
 
@@ -85,7 +85,7 @@ class Channel(ABC):
 
     @property
     def warm_up(self) -> int:
-        """How many messages it takes to use all of the memory once."""
+        """Returns how many messages it takes to use all of the memory once."""
         return self.setting.chunks + 2
 
     def prepare(self) -> None:

@@ -125,7 +125,7 @@ class Cell:
         return max(3, _IN_FLIGHT_BYTES // (self.payload.bytes * self.readers))
 
     def burst(self, messages_per_second: float) -> int:
-        """How many messages back to back fill the turn, within what may be in flight."""
+        """Returns how many messages back to back fill the turn, within what may be in flight."""
         return max(3, min(int(self.seconds * messages_per_second), self.most))
 
 

@@ -9,7 +9,7 @@ from memlane.engines.sglang._engine import SGLANG
 
 
 class MessageQueue(EngineQueue):
-    """For SGLang's groups."""
+    """The queue of SGLang's groups."""
 
     ENGINE = SGLANG
 

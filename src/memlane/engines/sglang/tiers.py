@@ -127,7 +127,7 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
         return [f"{key}:{part}".encode() for key in keys for part in range(self._parts)]
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of the first ones are there."""
+        """Returns how many of the first ones are there."""
         names, end = self._names(keys), time.monotonic() + self._timeout
         while True:
             there = self._tier.has(names)

@@ -31,7 +31,7 @@ OWN_PATIENCE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"  # takes precedence if set
 
 
 class MessageQueue(EngineQueue):
-    """For vLLM's engine, executors and groups."""
+    """The queue of vLLM's engine, executors and groups."""
 
     ENGINE = VLLM
 

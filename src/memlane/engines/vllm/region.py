@@ -161,7 +161,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
         return memoryview(self.base_tensor.view(self.num_chunks, -1).numpy())
 
     def cleanup(self) -> None:
-        """As memlane's, after unlocking the pages that vLLM has locked."""
+        """Unlocks the pages that vLLM has locked, then does as memlane's."""
         if self.is_pinned and self._base is not None and self._file.is_own:
             for address in reversed(self.pinned_addresses or [self._base.data_ptr()]):
                 vllms_own.host_unregister(address)

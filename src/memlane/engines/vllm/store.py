@@ -85,7 +85,7 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
     def get(
         self, address: int, monotonic_id: int, signature: Any = None, key: str | None = None
     ) -> Any:
-        """As memlane's; readers need a signed handle."""
+        """Is memlane's; readers need a signed handle."""
         if not self.is_writer:
             self.verify_signature(key, address, monotonic_id, signature)
         return super().get(address, monotonic_id)
@@ -103,7 +103,7 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
         self._pin(address, monotonic_id).release()
 
     def clear(self) -> None:
-        """As memlane's on the writer; does nothing on a reader."""
+        """Does as memlane's on the writer, and nothing on a reader."""
         if self.is_writer:
             super().clear()
 

@@ -326,7 +326,7 @@ def _sights(files: list[Unused]) -> Iterator[tuple[Unused, Sight]]:
             lives = processes.start_ticks(creator) is not None
             # Its name says who made it, so no other process did.
             sight = replace(sight, creator=creator if lives else None, engine=engine, maker=None)
-        # Asked last, because whoever opens the file at that very moment has to wait for the answer.
+        # Asked last: a process that opens the file at that very moment waits for the answer.
         if not pids and reason_to_keep(sight) is not None:
             sight = replace(sight, lease=_lease_on(file))
         yield file, sight
@@ -441,7 +441,7 @@ def _lease_on(file: Unused) -> Lease:
 def _take_lease(opened: int) -> Lease:
     """The lease lasts until the descriptor is closed."""
     try:
-        # Whoever opens the file meanwhile makes the kernel send a signal; this one is ignored.
+        # If a process opens the file meanwhile the kernel sends a signal; this one is ignored.
         fcntl.fcntl(opened, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:

@@ -322,7 +322,7 @@ def _groups(rings: Iterable[Ring]) -> list[list[Ring]]:
 
 
 def _counts(ring: Ring) -> list[int]:
-    """For each reader: the chunks with a message that it has not read."""
+    """Returns for each reader the chunks with a message that it has not read."""
     flags = ring.flags
     return [
         sum(
@@ -334,7 +334,7 @@ def _counts(ring: Ring) -> list[int]:
 
 
 def _full(ring: Ring, by_pid: Mapping[int, Process], watched: float) -> ForeignWait:
-    """The writer waits for whoever has read least."""
+    """The writer waits for the reader that has read least."""
     counts = _counts(ring)
     behind = [reader for reader, count in enumerate(counts) if count == max(counts)]
     writer, readers = _places(ring, by_pid, behind)
@@ -362,7 +362,7 @@ def _places(
     ordered = [*others[:1], *workers, *others[1:]]
     first, rest = next(iter(ordered), None), ordered[1:]
     lost = ring.geometry.n_reader - len(rest)
-    # Whoever is gone cannot have read: if that explains who is behind, the others are the rest.
+    # The dead cannot have read: if that explains who is behind, the others are the rest.
     readers = range(ring.geometry.n_reader)
     places = [reader for reader in readers if lost != len(behind) or reader not in behind]
     return first, dict(zip(places, rest, strict=False))

@@ -327,7 +327,7 @@ class _Connection(Transport):
         deadline: Deadline,
         values: Sequence[_Value] | None,
     ) -> list[int | Refusal]:
-        """As `_do`."""
+        """Does as `_do`, by redis-py's client."""
         orders: list[tuple[bytes, ...]] = [(command, name) for name in names]
         if values is not None:
             orders = [
