@@ -3,6 +3,7 @@
 MessageQueue                  one writer, many readers: each message once, in order
 Gather                        many writers, one reader: in order of each, and of all in turn
 SingleWriterShmObjectStorage  objects in a SingleWriterShmRingBuffer: put once, read by all
+WorkerGroup                   worker processes as one object: calls out, answers back by rank
 SharedOffloadRegion           KV-cache blocks in host memory; copy_blocks moves them
 
 The manual (docs/index.md) has a program for each. The errors of memlane are MemlaneErrors; what
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from memlane.errors import (
         AccessDenied,
         AccessRefused,
+        CallTimedOut,
         Cancelled,
         Closed,
         ConcurrentUse,
@@ -94,6 +96,8 @@ if TYPE_CHECKING:
         UnknownKey,
         Unsupported,
         ViewInUse,
+        WorkerDied,
+        WorkerError,
         WriterClosed,
         WriterDied,
         WriterUnreachable,
@@ -112,6 +116,7 @@ if TYPE_CHECKING:
         StoreReaderStatistics,
         StoreStatistics,
     )
+    from memlane.workers import Call, Ticket, WorkerGroup, Workers, serve
 
 __version__ = "0.1.0"
 
@@ -119,6 +124,8 @@ __all__ = [
     "AccessDenied",
     "AccessRefused",
     "BlockTransfer",
+    "Call",
+    "CallTimedOut",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
@@ -163,11 +170,16 @@ __all__ = [
     "StoreReaderStatistics",
     "StoreStatistics",
     "SystemFault",
+    "Ticket",
     "TierInUse",
     "TimedOut",
     "UnknownKey",
     "Unsupported",
     "ViewInUse",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerGroup",
+    "Workers",
     "WriterClosed",
     "WriterDied",
     "WriterStatistics",
@@ -178,11 +190,13 @@ __all__ = [
     "copy_blocks",
     "first_ready",
     "in_the_same_node_as",
+    "serve",
 ]
 
-_SYSTEMS = ("broadcast", "errors", "groups", "offload", "store")
+_SYSTEMS = ("broadcast", "errors", "groups", "offload", "store", "workers")
 _HOMES = {  # of the names that are not errors
     "BlockTransfer": "offload",
+    "Call": "workers",
     "Gather": "broadcast",
     "GatherHandle": "broadcast",
     "GatherStatistics": "broadcast",
@@ -201,10 +215,14 @@ _HOMES = {  # of the names that are not errors
     "StoreBlocker": "store",
     "StoreReaderStatistics": "store",
     "StoreStatistics": "store",
+    "Ticket": "workers",
+    "WorkerGroup": "workers",
+    "Workers": "workers",
     "WriterStatistics": "broadcast",
     "copy_blocks": "offload",
     "first_ready": "broadcast",
     "in_the_same_node_as": "broadcast",
+    "serve": "workers",
 }
 
 

@@ -13,6 +13,10 @@ from _thread import RLock
 class Lock(RLock):  # type: ignore[misc]  # final, says typeshed
     """An RLock that is free again if `with` does not enter its block."""
 
+    def is_mine(self) -> bool:
+        """Returns whether this thread holds it."""
+        return bool(self._is_owned())  # type: ignore[attr-defined]
+
     if sys.version_info >= (3, 14):
 
         def __enter__(self) -> bool:

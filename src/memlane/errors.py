@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from typing import Any, NamedTuple
 
 from memlane._importing import fork_waits
@@ -104,6 +105,14 @@ class TimedOut(MemlaneError, TimeoutError):
         self.ranks = ranks
 
 
+class CallTimedOut(TimedOut):
+    """Workers did not answer a call in time. They go on with it; their answers are dropped.
+
+    Attributes:
+        ranks: the workers that have not answered.
+    """
+
+
 # Peers -----------------------------------------------------------------------------------------
 
 
@@ -169,6 +178,25 @@ class WriterDied(PeerDied):
         self.rank = rank
 
 
+class WorkerDied(PeerDied):
+    """Worker `rank` of a group, process `pid`, ended before the group was closed.
+
+    Each call that it has not answered it may have run once, in part, or not at all.
+
+    Attributes:
+        rank, pid: of the worker.
+        exitcode: as of a process of multiprocessing, negative for a signal; None if it is unknown.
+    """
+
+    def __init__(self, rank: int, pid: int, exitcode: int | None = None, detail: str = "") -> None:
+        how = "ended" if exitcode is None else f"left with exit code {exitcode}"
+        if exitcode is not None and exitcode < 0:
+            known = {number.value: number.name for number in signal.Signals}
+            how = f"was killed by {known.get(-exitcode, f'signal {-exitcode}')}"
+        super().__init__(f"worker {rank} (pid {pid}) {how}{detail}")
+        self.rank, self.pid, self.exitcode = rank, pid, exitcode
+
+
 class WriterUnreachable(MemlaneError, ConnectionError):
     """Nobody answers at a handle's `address`; nothing was attached."""
 
@@ -229,6 +257,10 @@ class UnknownKey(MemlaneError, KeyError):
     """A storage has no object under that key (any more)."""
 
     __str__ = Exception.__str__  # KeyError's own shows the repr of the text
+
+
+class WorkerError(MemlaneError, RuntimeError):
+    """A worker's exception cannot be pickled or rebuilt; the text has its type and message."""
 
 
 # The store -------------------------------------------------------------------------------------

@@ -102,6 +102,21 @@ def test_package_is_a_table_of_names() -> None:
     )
 
 
+def test_groups_of_workers_use_the_public_api() -> None:
+    """And `_base` and the locks, as every system."""
+    allowed = ("memlane._base.", "memlane._locks", "memlane._importing", "memlane.workers.")
+    for file in (ROOT / "src" / "memlane" / "workers").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module is not None and module.startswith("memlane."):
+                is_open = module == "memlane.errors" or module.startswith(allowed)
+                assert is_open, f"{file}, line {node.lineno}: {module}"
+                continue
+            if module == "memlane":
+                names = {name.name for name in node.names}  # type: ignore[union-attr]
+                assert names <= {*memlane.__all__}, file
+
+
 # What engines import beside the public API; ARCHITECTURE.md says why.
 DOORS = {
     *("memlane._base", "memlane._importing", "memlane.errors"),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from io import FileIO
 from typing import Literal
 
 State = Literal["running", "stopped", "dead", "unknown"]
@@ -210,12 +211,10 @@ def start_ticks(pid: int) -> int | None:
 
 
 def _read(path: str) -> bytes:
-    """The start of a small file, without the layers of `open`."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(file, 4096)
-    finally:
-        os.close(file)
+    """The start of a small file, without the layers of `open`. A signal handler that raises leaves
+    no descriptor open."""
+    with FileIO(path) as file:
+        return file.read(4096) or b""
 
 
 @cache

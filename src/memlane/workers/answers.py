@@ -1,0 +1,202 @@
+"""Receives the answers of all workers, and notices their deaths.
+
+One thread at a time receives, for all that wait (`_leader`). A signal handler may raise at any
+step: that a message may have been taken and not handed on is noted before it (`_is_torn`), and the
+next thread that receives finds out from the gather's counter.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from memlane import (
+    CallTimedOut,
+    Closed,
+    ConcurrentUse,
+    Gather,
+    InvalidArgument,
+    TimedOut,
+    WorkerDied,
+    WorkerError,
+    WriterDied,
+)
+from memlane._base.deadline import Deadline
+from memlane._locks import Lock
+from memlane.workers.processes import Processes
+from memlane.workers.serving import rebuilt
+from memlane.workers.table import Pending, Table
+
+_log = logging.getLogger("memlane.workers")
+
+REENTRY = (
+    "this call is made in the middle of another one of this group, by a signal handler or while "
+    "its arguments are pickled: make it when that has returned"
+)
+_DYING_SECONDS = 1.0  # a process drops its locks one by one, before its exit code is known
+
+
+class Answers:
+    """The way back from the workers.
+
+    Attributes:
+        ask: has each worker answer once more, which shows by a gap whose answer was lost; returns
+            whether it was sent.
+    """
+
+    ask: Callable[[], bool]
+
+    def __init__(self, table: Table, processes: Processes, gather: Gather[Any]) -> None:
+        self._table, self._processes, self._gather = table, processes, gather
+        self._leader: dict[str, int] = {}  # the thread that receives
+        self._followers: list[Any] = []  # locks, on which the others sleep
+        self._takes = Lock()
+        self._taken = 0
+        self._is_torn = False  # a message was perhaps taken, and not handed on
+        self._undecoded: BaseException | None = None
+        self._lost: BaseException | None = None  # why answers are missing, until it is known whose
+        self._has_lost = False
+        self._is_closing = False
+
+    @property
+    def is_in_a_call(self) -> bool:
+        """This thread takes a message, and a signal handler has interrupted it."""
+        return self._takes.is_mine()
+
+    def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
+        """Receives answers until `is_done`; returns False at the deadline, or once it is closed.
+
+        Raises ConcurrentUse in a signal handler that has interrupted such a wait.
+        """
+        if self.is_in_a_call:
+            raise ConcurrentUse(REENTRY)
+        me = threading.get_ident()
+        while not is_done():
+            if self._has_lost and self.ask():
+                self._has_lost = False
+            if self._leader.setdefault("is", me) != me:
+                self._follow(is_done, deadline)
+                if deadline.has_passed():
+                    return is_done()
+                continue
+            try:
+                while not is_done() and not self._has_lost:
+                    if not self._take(deadline.timeout_left()):
+                        return is_done()
+            finally:
+                self._leader.clear()
+                self._wake()
+        return True
+
+    def _follow(self, is_done: Callable[[], bool], deadline: Deadline) -> None:
+        """Sleeps while another thread receives. No Condition: a handler may raise at any step."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._followers.append(sleeper)  # before the look: what changes `is_done` wakes it
+        try:
+            if self._leader and not is_done():
+                sleeper.acquire(timeout=deadline.left(1.0))
+        finally:
+            self._followers.remove(sleeper)
+
+    def _wake(self) -> None:
+        for sleeper in [*self._followers]:
+            with suppress(RuntimeError):  # it is awake
+                sleeper.release()
+
+    def _take(self, timeout: float | None) -> bool:
+        """Takes a message, or notes a death. Returns False if nothing has come, or will come."""
+        if self._is_torn and self._is_short():
+            return True
+        self._is_torn = True
+        try:
+            with self._takes:
+                message = self._gather.dequeue(timeout)
+        except TimedOut:
+            self._is_torn = False
+            return False
+        except WriterDied as error:
+            if error.rank is None:
+                raise
+            self._bury(error.rank)
+        except Closed:
+            if self._is_closing:
+                return False
+            raise
+        except Exception as error:
+            if self._gather.statistics().messages == self._taken:
+                raise
+            self._undecoded = error
+        else:
+            self._hand_on(*message)
+            self._taken += 1
+            self._is_torn = False
+        if self._followers:
+            self._wake()
+        return True
+
+    def _hand_on(self, rank: int, number: int, has_returned: bool, value: Any) -> None:
+        error = None
+        if not has_returned:
+            error = rebuilt(value, f"worker {rank} (pid {self._processes.of(rank).pid})")
+        lost = self._lost or WorkerError("its answer was lost")
+        self._table.answer(rank, number, value, error, lost)
+
+    def _is_short(self) -> bool:
+        """Finds out whether a message was taken, and not handed on."""
+        taken = self._gather.statistics().messages
+        self._has_lost = taken > self._taken
+        if self._has_lost:
+            self._lost = self._undecoded or WorkerError(
+                "its answer was lost: a signal handler raised just when it had come"
+            )
+        self._taken, self._undecoded, self._is_torn = taken, None, False
+        return self._has_lost
+
+    def note_death(self, pid: int) -> None:
+        """Takes all that a process has said that ended before all workers were ready."""
+        rank = self._processes.rank_of(pid)
+        if rank is None:
+            return
+        noted = self._table.deaths
+        if not self.wait(lambda: rank in noted, Deadline(_DYING_SECONDS)):
+            self._bury(rank)  # it had not attached
+
+    def _bury(self, rank: int) -> None:
+        """Notes that a worker has ended, of which all answers were taken."""
+        process = self._processes.of(rank)
+        process.has_ended(_DYING_SECONDS)
+        process.end(0.0)
+        if rank not in self._table.deaths:
+            death = WorkerDied(rank, process.pid, process.exitcode, self._table.state(rank))
+            if not self._table.running(rank) and not self._is_closing:  # no call will raise it
+                _log.warning("%s", str(death))  # which keeps nothing alive
+            self._table.die(rank, death)
+        with suppress(InvalidArgument):  # it was released before, and a handler raised
+            self._gather.release_writer(rank)
+
+    def begin_to_close(self) -> None:
+        """Deaths are expected from now on."""
+        self._is_closing = True
+
+    def close(self) -> None:
+        """Wakes all that wait."""
+        self._wake()
+        self._gather.close()
+
+    def timed_out(self, call: Pending, timeout: float | None) -> CallTimedOut:
+        """Returns the error of a call that some workers have not answered."""
+        return self.late(f"no answer to {call.name}()", [*call.missing], timeout)
+
+    def late(self, text: str, ranks: Iterable[int], timeout: float | None) -> CallTimedOut:
+        """Returns the error that names the workers, and what they run."""
+        late = tuple(ranks)
+        workers = ", ".join(
+            f"worker {rank} (pid {self._processes.of(rank).pid}, in "
+            f"{self._table.running(rank) or 'no call'})"
+            for rank in late
+        )
+        return CallTimedOut(f"timed out after {timeout} s; {text}: {workers}", timeout, late)

@@ -1,0 +1,292 @@
+"""The faces of a group and of some of its workers: calls, and how a group starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from memlane import (
+    Closed,
+    ConcurrentUse,
+    Gather,
+    Handle,
+    InvalidArgument,
+    PeerDied,
+    QueueStatistics,
+    TimedOut,
+    WrongProcess,
+)
+from memlane._base.arguments import integer_from
+from memlane._base.deadline import Deadline
+from memlane._base.lifetime import Owned
+from memlane.workers.answers import Answers
+from memlane.workers.call import Call
+from memlane.workers.processes import Process, Processes, Starter, shielded
+from memlane.workers.sending import Sender
+from memlane.workers.table import Pending, Table
+from memlane.workers.ticket import PLAIN, Ticket
+
+W = TypeVar("W")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+_MOST_WORKERS = 1 << 12
+_LEAVING_SECONDS = 1.0  # for a worker without a call
+_BROKEN_OFF_SECONDS = 1.0  # for calls under way, when the block of a group was left by an exception
+
+
+class Workers(Generic[W]):
+    """Some workers of a group, and how long their calls may take: `group[1]`, `group[2:]`,
+    `group.within(5)`."""
+
+    def __init__(
+        self, group: WorkerGroup[W], ranks: Sequence[int], seconds: float | None = None
+    ) -> None:
+        self._of, self._ranks, self._seconds = group, tuple(ranks), seconds
+
+    @property
+    def _group(self) -> WorkerGroup[W]:
+        return self._of
+
+    @property
+    def ranks(self) -> list[int]:
+        """Their ranks."""
+        return [*self._ranks]
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __getitem__(self, which: int | slice | Iterable[int]) -> Workers[W]:
+        """One of them, or several.
+
+        Raises:
+            IndexError: there is no such worker.
+            InvalidArgument: one is named twice.
+        """
+        if isinstance(which, slice):
+            found: Sequence[int] = self._ranks[which]
+        elif isinstance(which, Iterable):
+            found = [self._ranks[at] for at in which]
+        else:
+            found = [self._ranks[which]]
+        if len(set(found)) < len(found):
+            raise InvalidArgument(f"each worker can be named once, not {found}")
+        return Workers(self._group, found, self._seconds)
+
+    def within(self, seconds: float | None) -> Workers[W]:
+        """The same workers; their calls raise `CallTimedOut` after that many seconds."""
+        Deadline(seconds)  # which refuses what is no number
+        return Workers(self._group, self._ranks, seconds)
+
+    @overload
+    def submit(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Call[R]: ...
+    @overload
+    def submit(self, method: str, /, *args: Any, **kwargs: Any) -> Call[Any]: ...
+    def submit(self, method: Any, /, *args: Any, **kwargs: Any) -> Call[Any]:
+        """Begins a call of a method of the workers, or of a function whose first argument is the
+        worker. Waits while one of them has `max_in_flight` calls to answer.
+
+        Raises:
+            WorkerDied: a worker has died; no worker gets the call.
+            CallTimedOut: there was no room for it in time; no worker gets it.
+            InvalidType: an argument cannot be pickled.
+            ConcurrentUse: it is made while the arguments of another call are pickled, or by a
+                signal handler in the middle of another call.
+            Closed: the group was closed.
+        """
+        return self._group._submit(self._ranks, Deadline(self._seconds), method, args, kwargs)
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+    @overload
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]: ...
+    def call(self, method: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Returns the answers of the workers by rank. Raises as `submit` and `Call.result`."""
+        return self.submit(method, *args, **kwargs).result()
+
+
+class WorkerGroup(Workers[W], Owned):
+    """Workers on this host, each a process that has `factory(rank, world, *args, **kwargs)`.
+
+    Args:
+        factory: a class, or a function that returns a worker; picklable, unless `start_method` is
+            "fork".
+        world: number of workers.
+        args, kwargs: further arguments of the factory.
+        start_method: of multiprocessing: "spawn", "fork" or "forkserver".
+        env: returns changes to the environment of a rank, {"CUDA_VISIBLE_DEVICES": "0"}.
+        timeout: seconds for the start of the workers, with their factories.
+        max_in_flight: number of calls that a worker may have to answer.
+        max_chunk_bytes: of the queues, in bytes, as for `MessageQueue`.
+
+    Attributes:
+        world: as above.
+
+    Raises:
+        CallTimedOut, WorkerDied: workers were not ready in time, or died.
+        Exception: what a factory raised.
+
+    Threads may share a group. Leaving its `with` block closes it. Each worker's process leads a
+    process group: what a worker has started ends with it, and Ctrl-C reaches your process alone.
+    """
+
+    _instead_of_pickling = "its calls are made in the process that has created it"
+
+    def __init__(
+        self,
+        factory: Callable[..., W],
+        world: int,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        start_method: str = "spawn",
+        env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        timeout: float | None = 120.0,
+        max_in_flight: int = 8,
+        max_chunk_bytes: int = 10 * 1024 * 1024,
+    ) -> None:
+        self.world = integer_from("world", world, 1, _MOST_WORKERS)
+        most = integer_from("max_in_flight", max_in_flight, 1, 1 << 16)
+        self._starter = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}))
+        self._starter.prepare()
+        deadline = Deadline(timeout)
+        self._ranks, self._seconds = tuple(range(self.world)), None
+        self._classes = getattr(factory, "__mro__", ())
+        ring = {"max_chunks": most + 2, "max_chunk_bytes": max_chunk_bytes}
+        self._is_closed = False
+        self._processes = Processes()
+        self._table = Table(self.world, most)
+        self._gather: Gather[Any] = Gather(self.world, **ring)  # type: ignore[arg-type]
+        self._answers = Answers(self._table, self._processes, self._gather)
+        self._sender = Sender(self._table, self._answers, self._ranks, ring)
+        self._own(self._processes.kill)
+        try:
+            starts = [self._begin(rank, self._sender.handle(rank)) for rank in self._ranks]
+            self._until_ready(starts, deadline)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def _group(self) -> WorkerGroup[W]:
+        return self  # not kept as an attribute, which would be a circle
+
+    def _check(self) -> None:
+        if not self._processes.are_here:
+            raise WrongProcess("this group of workers belongs to the process that has created it")
+        if self._is_closed:
+            raise Closed("this group of workers is closed")
+
+    # Starting and ending -------------------------------------------------------------------------
+
+    def _begin(self, rank: int, calls: Handle) -> Pending:
+        """Starts the process of a rank, and does not wait for it."""
+        start = self._table.start(rank)
+        start.ask()  # by the caller
+        ticket = Ticket(rank, self.world, calls, self._gather.export_handle(rank))
+        with shielded():
+            self._processes.add(Process(rank, self._starter(ticket)))
+        return start
+
+    def _until_ready(self, starts: list[Pending], deadline: Deadline) -> None:
+        """Returns when all workers are ready; their queues have no names then."""
+        pids = self._processes.pids
+        try:
+            self._sender.wait_until_ready(deadline, pids)
+            self._gather.wait_until_ready(deadline.timeout_left(), processes=pids)
+        except TimedOut:
+            self._answers.wait(lambda: False, Deadline(0))
+        except PeerDied as error:
+            self._answers.note_death(error.pid)
+        is_over = self._answers.wait(
+            lambda: all(s.is_settled for s in starts) or any(s.errors for s in starts), deadline
+        )
+        for start in starts:
+            for failure in start.errors.values():
+                raise failure
+        if not is_over:
+            late = [rank for start in starts for rank in start.missing]
+            raise self._answers.late("workers were not ready", late, deadline.timeout)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Lets workers finish the calls that they have, and end. Kills those that have not ended
+        after `timeout` seconds, and logs it. Calls without an answer raise `Closed`.
+
+        Idempotent, from any thread. In a forked child it does nothing.
+        """
+        if self._is_closed or not self._processes.are_here:
+            return
+        deadline = Deadline(timeout)
+        self._is_closed = True
+        self._sender.begin_to_close()
+        self._answers.begin_to_close()
+        try:
+            with suppress(ConcurrentUse):  # in a signal handler
+                self._answers.wait(lambda: self._table.is_idle, deadline)
+            self._sender.close()
+            for rank in self._ranks:
+                if (name := self._table.running(rank)) is not None:
+                    self._processes.kill_late(rank, name, timeout)
+            self._processes.end(max(deadline.left(), _LEAVING_SECONDS))
+        finally:
+            self._processes.kill()
+            for rank in self._ranks:
+                self._table.fail(rank, Closed("this group of workers is closed"))
+            self._answers.close()
+            self._disown()
+
+    def kill(self) -> None:
+        """Ends all workers at once, whatever they do. Idempotent; in a forked child it does
+        nothing."""
+        self._processes.kill()
+        for rank in self._ranks:
+            self._table.fail(rank, Closed("this group of workers was killed"))
+        self.close(0.0)
+
+    def _end_block(self, has_failed: bool) -> None:
+        self.close(_BROKEN_OFF_SECONDS if has_failed else 5.0)
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def _submit(
+        self,
+        ranks: tuple[int, ...],
+        deadline: Deadline,
+        method: Any,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Call[Any]:
+        self._check()
+        name = str(getattr(method, "__name__", method))
+        if any(vars(base).get(name) is method for base in self._classes):
+            method = name  # which the worker's own class may override
+        pending = Pending(name, ranks)
+        self._sender.submit(pending, [None, PLAIN, method, args, kwargs], deadline)
+        return Call(self._answers, pending, deadline)
+
+    # Looking -------------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids by rank."""
+        return [self._processes.of(rank).pid for rank in self._ranks]
+
+    @property
+    def exitcodes(self) -> list[int | None]:
+        """How the workers have ended, by rank; None while one runs."""
+        return [self._processes.of(rank).exitcode for rank in self._ranks]
+
+    def statistics(self) -> QueueStatistics:
+        """Returns those of the queue to all workers, with the state of each by rank.
+
+        Raises:
+            Closed: the group was closed.
+        """
+        return self._sender.statistics()

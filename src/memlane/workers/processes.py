@@ -1,0 +1,253 @@
+"""How the processes of workers start and end. Each leads a process group of its own.
+
+So Ctrl-C reaches the group's process alone, which ends its workers; and what a worker has started
+ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
+
+from memlane._base.deadline import Deadline
+from memlane.errors import InvalidArgument
+from memlane.workers.serving import serve
+from memlane.workers.ticket import Ticket
+
+_log = logging.getLogger("memlane.workers")
+
+_ORPHAN_SECONDS = 1.0  # for a worker in a call, when the process that started it has died
+
+
+@dataclass(frozen=True)
+class Starter:
+    """Starts workers by multiprocessing."""
+
+    method: str
+    env: Callable[[int], Mapping[str, str]]
+    factory: Callable[..., object] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def prepare(self) -> None:
+        """Raises InvalidArgument if this process, or a method of that name, cannot start any."""
+        methods = multiprocessing.get_all_start_methods()
+        if self.method not in methods:
+            raise InvalidArgument(f"start_method must be one of {methods}, not {self.method!r}")
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise InvalidArgument(
+                "a worker that starts imports this module, and would start workers itself: make "
+                'the group under `if __name__ == "__main__":`'
+            )
+        if self.method != "fork":  # else the first start does it, and unblocks Ctrl-C
+            resource_tracker.ensure_running()
+
+    def __call__(self, ticket: Ticket) -> Any:
+        """Starts the worker's process. Its environment is changed before its Python begins."""
+        context: Any = multiprocessing.get_context(self.method)
+        changes = dict(self.env(ticket.rank))
+        process = context.Process(
+            target=_run,
+            args=(ticket, changes, self.factory, self.args, self.kwargs),
+            name=f"worker-{ticket.rank}",
+        )
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            process.start()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        return process
+
+
+def _run(ticket: Ticket, env: Mapping[str, str], factory: Any, args: Any, kwargs: Any) -> None:
+    """The main function of a worker's process."""
+    leads = False
+    with suppress(PermissionError):
+        os.setpgid(0, 0)
+        leads = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that has come meanwhile
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    leave = _kill_group if leads else os._exit
+    watch = threading.Thread(target=_leave_with_parent, args=(leave,), name="memlane-parent")
+    watch.daemon = True
+    watch.start()
+    os.environ.update(env)  # again: a fork server has an environment of its own
+    try:
+        serve(ticket, factory, *args, **kwargs)
+    except SystemExit as error:
+        if not isinstance(error.code, str):  # the group lives, and sees to the rest
+            raise
+        print(error.code, file=sys.stderr, flush=True)
+        leave(1)
+
+
+def _kill_group(_code: int) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+def _leave_with_parent(leave: Callable[[int], object]) -> None:
+    """Ends a worker whose group died while it was in a call; the queues end all others."""
+    parent = multiprocessing.parent_process()
+    pid = 0 if parent is None else parent.pid or 0
+    try:
+        # Not its sentinel, which forked siblings keep open.
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass
+    except OSError:  # this system has none
+        return
+    else:
+        connection.wait([watched])
+    time.sleep(_ORPHAN_SECONDS)
+    leave(1)
+
+
+class Process:
+    """The process that has a rank. `given` has pid, exitcode, join and kill, or is None."""
+
+    def __init__(self, rank: int, given: Any) -> None:
+        self.rank, self._given = rank, given
+        self.pid: int = getattr(given, "pid", None) or 0
+        self._is_over = False
+        self._exitcode: int | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs, or if it is unknown."""
+        if self._is_over:
+            return self._exitcode
+        return cast("int | None", getattr(self._given, "exitcode", None))
+
+    def has_ended(self, seconds: float | None) -> bool:
+        """Waits at most that long for its end; does not reap it."""
+        if self._is_over or not self.pid or (not self._is_unreaped() and self.exitcode is not None):
+            return True
+        try:
+            watched = os.pidfd_open(self.pid)
+        except OSError:  # it has ended, or this system has none
+            if hasattr(self._given, "join"):
+                self._given.join(seconds)
+            return self.exitcode is not None
+        try:
+            return bool(connection.wait([watched], seconds))
+        finally:
+            os.close(watched)
+
+    def end(self, seconds: float) -> None:
+        """Kills it unless it ends within that time; kills what it has started, and reaps it."""
+        if self._is_over:
+            return
+        if not self.has_ended(seconds):
+            if seconds:
+                text = "worker %d (pid %d) has not ended within %.1f s: killed"
+                _log.warning(text, self.rank, self.pid, seconds)
+            self.kill()
+        self._kill_family()
+        if hasattr(self._given, "join"):
+            self._given.join()
+        self._exitcode = self.exitcode
+        self._is_over = True
+        if isinstance(self._given, BaseProcess):
+            self._given.close()  # its descriptors
+
+    def kill(self) -> None:
+        """Kills it, and what it has started, at once."""
+        if not self._is_over and not self._kill_family() and hasattr(self._given, "kill"):
+            self._given.kill()
+
+    def _kill_family(self) -> bool:
+        """Kills its process group, if it leads one; returns whether that was done."""
+        if not self._is_unreaped():  # else its number may be another's by now
+            return False
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+            return True
+        return False
+
+    def _is_unreaped(self) -> bool:
+        """Whether it is a child of this process, running or ended, and its number its own."""
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except OSError:
+            return False
+        return self.pid > 0
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Ctrl-C is handled after the block, so that a process that starts in it is known."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Processes:
+    """All processes of a group: those that have its ranks, and their predecessors until they have
+    ended. A forked child ends none."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._all: list[Process] = []
+        self._by_rank: dict[int, Process] = {}
+
+    @property
+    def are_here(self) -> bool:
+        """This process has started them."""
+        return os.getpid() == self._pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Those that are known."""
+        return [process.pid for process in self._by_rank.values() if process.pid]
+
+    def add(self, process: Process) -> None:
+        """Adds one that has started, in the place of the one that had its rank."""
+        self._all.append(process)
+        self._by_rank[process.rank] = process
+
+    def of(self, rank: int) -> Process:
+        """Returns the one that has the rank."""
+        return self._by_rank[rank]
+
+    def rank_of(self, pid: int) -> int | None:
+        """Returns the rank of a process; None if it has none."""
+        return next((rank for rank, p in self._by_rank.items() if p.pid == pid), None)
+
+    def kill_late(self, rank: int, name: str, seconds: float) -> None:
+        """Kills one that has not ended its call in time."""
+        if (process := self._by_rank.get(rank)) is not None:
+            text = "worker %d (pid %d) has not ended %s() within %s s: killed"
+            _log.warning(text, rank, process.pid, name, seconds)
+            process.kill()
+
+    def end(self, seconds: float) -> None:
+        """Lets them end, at most that many seconds; then kills the others."""
+        if not self.are_here:
+            return
+        deadline = Deadline(seconds)
+        while self._all:
+            self._all[-1].end(deadline.left())
+            self._all.pop()
+
+    def kill(self) -> None:
+        """Kills all at once."""
+        if self.are_here:
+            for process in self._all:
+                process.kill()
+            self.end(0.0)

@@ -1,0 +1,199 @@
+"""Sends calls: by one queue to all workers, and by a lane to each, once calls to some are made.
+
+One thread sends at a time. A signal handler may raise at any step: a call that is being sent is
+noted before it (`_unsure`), and the next thread that sends finds out from the queue's counter
+whether it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from typing import Any
+
+from memlane import (
+    ConcurrentUse,
+    Handle,
+    InvalidArgument,
+    MessageQueue,
+    QueueStatistics,
+    ReaderDied,
+    TimedOut,
+)
+from memlane._base.deadline import NEVER, Deadline
+from memlane._locks import Lock
+from memlane.workers.answers import REENTRY, Answers
+from memlane.workers.table import Pending, Table
+from memlane.workers.ticket import LANES, PING
+
+_SLICE = 0.1  # seconds of a wait for space in the queue, in which nobody may receive
+
+
+class Sender:
+    """The way to the workers."""
+
+    def __init__(
+        self, table: Table, answers: Answers, ranks: Sequence[int], ring: dict[str, Any]
+    ) -> None:
+        self._table, self._answers, self._ranks, self._ring = table, answers, ranks, ring
+        self._sends, self._encodes = Lock(), Lock()
+        self._sent: dict[MessageQueue[Any], int] = {}
+        self._unsure: tuple[MessageQueue[Any], int, Pending, Sequence[int]] | None = None
+        self._lanes: list[MessageQueue[Any]] = []  # once one is needed
+        self._opening = Pending("open", [])
+        self._has_opened_lanes = False
+        self._is_closed = False
+        self._calls = self._queue(*ranks)
+        answers.ask = self._ask
+
+    def _queue(self, *ranks: int) -> MessageQueue[Any]:
+        queue: MessageQueue[Any] = MessageQueue(
+            len(ranks), len(ranks), local_reader_ranks=ranks, **self._ring
+        )
+        self._sent[queue] = 0
+        return queue
+
+    def handle(self, rank: int) -> Handle:
+        """Returns the handle of the queue to all workers, for one of them."""
+        return self._calls.export_handle(rank)
+
+    def wait_until_ready(self, deadline: Deadline, pids: Iterable[int]) -> None:
+        """Returns when all workers have attached. Raises as the queue's."""
+        self._calls.wait_until_ready(deadline.timeout_left(), processes=pids)
+
+    def statistics(self) -> QueueStatistics:
+        """Returns those of the queue to all workers."""
+        return self._calls.statistics()
+
+    def begin_to_close(self) -> None:
+        """No call is sent any more."""
+        self._is_closed = True
+
+    def close(self) -> None:
+        """Workers end when they have run what was sent."""
+        for queue in [*self._sent]:
+            queue.close()
+
+    def submit(self, pending: Pending, message: list[Any], deadline: Deadline) -> None:
+        """Sends a call. Waits while one of its workers owes as many answers as it may.
+
+        Raises:
+            WorkerDied, CallTimedOut, ConcurrentUse, Closed: no worker gets the call.
+            Exception: what pickling the arguments raises.
+        """
+        ranks = pending.ranks
+        while True:
+            if self._encodes.is_mine() or self._answers.is_in_a_call:
+                raise ConcurrentUse(REENTRY)
+            may_send = partial(self._may_send, ranks)
+            with self._sends:
+                for death in self._table.deaths.values():
+                    raise copy(death)  # whose traceback keeps this call's frames
+                full = self._table.full(ranks)
+                try:
+                    if not full:
+                        if self._send(pending, message, deadline):
+                            return
+                        self._answers.wait(lambda: False, Deadline(0))  # they may keep the space
+                except ReaderDied as error:  # its answers end with its death, too
+                    may_send = partial(self._table.deaths.__contains__, error.rank)
+            has_room = self._answers.wait(may_send, deadline)
+            if not has_room or (not full and deadline.has_passed()):
+                text = f"no room for {pending.name}()"
+                raise self._answers.late(text, full or ranks, deadline.timeout)
+
+    def _may_send(self, ranks: Iterable[int]) -> bool:
+        return bool(self._table.deaths) or self._is_closed or not self._table.full(ranks)
+
+    def _send(self, pending: Pending, message: list[Any], deadline: Deadline) -> bool:
+        """Returns whether the workers get the call; if it raises, none does."""
+        self._find_out()
+        if len(pending.ranks) == len(self._ranks):
+            return self._send_by(self._calls, pending, self._ranks, message, deadline)
+        if not self._has_opened_lanes and not self._open_lanes(deadline):
+            return False
+        for at, rank in enumerate(pending.ranks):
+            lane = self._lanes[rank]
+            try:
+                while not self._send_by(lane, pending, [rank], message, deadline):
+                    if at == 0:
+                        return False
+                    self._answers.wait(lambda: False, Deadline(0))
+            except ReaderDied:
+                if at == 0:
+                    raise
+                # Others have it already: it counts as sent, and lost.
+                self._answers.wait(partial(self._table.deaths.__contains__, rank), NEVER)
+                pending.take(rank, None, self._table.deaths[rank])
+        return True
+
+    def _send_by(
+        self,
+        queue: MessageQueue[Any],
+        pending: Pending,
+        ranks: Sequence[int],
+        message: list[Any],
+        deadline: Deadline,
+    ) -> bool:
+        """Returns False if there is no space for it now."""
+        before = self._sent[queue]
+        self._unsure = (queue, before, pending, ranks)
+        numbers = self._table.begin(pending, ranks)
+        message[0] = numbers[ranks[0]] if len(ranks) == 1 else numbers
+        try:
+            with self._encodes:
+                queue.enqueue(message, deadline.left(_SLICE))
+        except BaseException as error:
+            self._find_out()
+            if isinstance(error, TimedOut):
+                return False
+            raise
+        self._sent[queue] = before + 1
+        self._has_opened_lanes |= pending is self._opening
+        self._unsure = None
+        return True
+
+    def _find_out(self) -> None:
+        """Finds out whether a call was sent in which a signal handler has raised."""
+        if self._unsure is None:
+            return
+        queue, before, pending, ranks = self._unsure
+        self._sent[queue] = queue.statistics().messages
+        if self._sent[queue] == before:
+            self._table.take_back(pending, ranks)
+        else:
+            self._has_opened_lanes |= pending is self._opening
+        self._unsure = None
+
+    def _open_lanes(self, deadline: Deadline) -> bool:
+        """Gives each worker a queue of its own, so that a busy one delays no call of another."""
+        while len(self._lanes) < len(self._ranks):
+            self._lanes.append(self._queue(len(self._lanes)))
+        message = [0, LANES, [self._nameless(rank) for rank in self._ranks]]
+        return self._send_by(self._calls, self._opening, [], message, deadline)
+
+    def _nameless(self, rank: int) -> Handle:
+        """Removes the name of a lane's segment: its worker attaches by this process's descriptor,
+        and nothing is left behind, however long that takes."""
+        lane = self._lanes[rank]
+        with suppress(InvalidArgument):  # it is open already
+            lane.release_reader(rank)
+        lane.wait_until_ready(0)
+        return lane.readmit(rank)
+
+    def _ask(self) -> bool:
+        with self._sends:
+            self._find_out()
+            self._release_dead()
+            living = [rank for rank in self._ranks if rank not in self._table.deaths]
+            ping = Pending("ping", living)
+            ping.ask()
+            message = [0, PING, "", (), {}]
+            return not living or self._send_by(self._calls, ping, living, message, NEVER)
+
+    def _release_dead(self) -> None:
+        for rank in self._table.deaths:
+            with suppress(InvalidArgument):  # it was released before
+                self._calls.release_reader(rank)

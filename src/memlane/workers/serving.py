@@ -1,0 +1,228 @@
+"""The worker's side: takes calls in the order in which they were sent, runs them, sends answers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from memlane import (
+    Gather,
+    MessageQueue,
+    PeerDied,
+    SegmentMissing,
+    TimedOut,
+    WorkerError,
+    WriterClosed,
+    first_ready,
+)
+from memlane.workers.ticket import LANES, PING, Ticket
+
+
+def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Is worker `ticket.rank`, in this process: makes `factory(rank, world, *args, **kwargs)`, runs
+    calls until the group closes, and then the worker's `close()`, if it has one.
+
+    Raises:
+        SystemExit: the group has died, or the factory raised, which the group has been told.
+    """
+    try:
+        answers: Gather[Any] = Gather.create_from_handle(ticket.answers, ticket.rank)
+        # In this order: a worker that gets calls can be seen to die.
+        calls: MessageQueue[Any] = MessageQueue.create_from_handle(ticket.calls, ticket.rank)
+        inbox = _Inbox(ticket.rank, calls)
+        if ticket.lane is not None:
+            inbox.open(ticket.lane)
+    except SegmentMissing as error:
+        raise SystemExit(f"worker {ticket.rank} leaves: {error}") from None
+    server = _Server(ticket.rank, answers)
+    try:
+        if not server.answer(0, partial(server.make, factory, ticket, args, kwargs)):
+            raise SystemExit(1)  # without close(), so that it counts as a death
+        while True:
+            server.run(*inbox.take())
+    except _GroupClosed:
+        close = getattr(server.worker, "close", None)
+        if callable(close):
+            close()
+        inbox.close()
+        answers.close()
+    except _GroupDied as error:
+        raise SystemExit(f"worker {ticket.rank} leaves: {error}") from None
+
+
+class _GroupClosed(BaseException):
+    """No Exception, which a worker's method could catch."""
+
+
+class _GroupDied(BaseException):
+    """As `_GroupClosed`."""
+
+
+class _Inbox:
+    """Merges the queue to all workers and the one to this worker, by the calls' numbers.
+
+    What was sent before a message that was taken from one queue can be taken from the other at
+    once. So a message that cannot be decoded, whose number is unknown, has the number that is due
+    unless the other queue has that.
+    """
+
+    def __init__(self, rank: int, calls: MessageQueue[Any]) -> None:
+        self._rank = rank
+        self._taken = 0
+        self._has_lane = False
+        self._open = [calls]
+        self._held: dict[MessageQueue[Any], Any] = {}
+
+    def open(self, lane: Any) -> None:
+        """Attaches the queue to this worker alone, once."""
+        if not self._has_lane:
+            self._has_lane = True
+            with suppress(SegmentMissing):  # the group has closed it, unused
+                self._open.append(MessageQueue.create_from_handle(lane, self._rank))
+
+    def close(self) -> None:
+        """Closes the queues."""
+        for queue in self._open:
+            queue.close()
+
+    def take(self) -> tuple[int, Any]:
+        """Returns the next call with its number, or the exception that decoding it has raised.
+
+        Keeps nothing of it. Raises _GroupClosed or _GroupDied, once everything was taken.
+        """
+        due = self._taken + 1
+        while True:
+            for queue, message in self._held.items():
+                if self._number_of(message) == due:
+                    return self._pop(queue)
+            free = [queue for queue in self._open if queue not in self._held]
+            undecoded = [q for q, message in self._held.items() if isinstance(message, Exception)]
+            if undecoded and not self._receive_any(free, 0):
+                return self._pop(undecoded[0])
+            if not undecoded:
+                self._receive_any(free, None)
+
+    def _number_of(self, message: Any) -> int | None:
+        if isinstance(message, Exception):
+            return None
+        numbers: list[int] | int = message[0]
+        return numbers[self._rank] if isinstance(numbers, list) else numbers
+
+    def _pop(self, queue: MessageQueue[Any]) -> tuple[int, Any]:
+        message = self._held.pop(queue)
+        self._taken += 1
+        return self._taken, message
+
+    def _receive_any(self, queues: list[MessageQueue[Any]], timeout: float | None) -> bool:
+        """Holds a message of one of the queues; returns whether there was one, or an end."""
+        if not queues:
+            if not self._open:
+                raise _GroupClosed
+            return False
+        try:
+            queue = queues[0] if len(queues) == 1 else first_ready(queues, timeout)
+            return self._receive(queue, timeout if len(queues) == 1 else 0)
+        except TimedOut:
+            return False
+
+    def _receive(self, queue: MessageQueue[Any], timeout: float | None) -> bool:
+        try:
+            message = queue.dequeue(timeout)
+        except WriterClosed:
+            queue.close()
+            self._open.remove(queue)
+            return True
+        except PeerDied as error:
+            raise _GroupDied(str(error)) from None
+        except TimedOut:
+            raise
+        except Exception as error:  # it was taken, and cannot be decoded here
+            self._held[queue] = error
+            return True
+        if message[1] == LANES:
+            self.open(message[2][self._rank])
+        else:
+            self._held[queue] = message
+        return True
+
+
+class _Server:
+    """Runs the calls of a worker."""
+
+    worker: Any = None
+
+    def __init__(self, rank: int, answers: Gather[Any]) -> None:
+        self._rank, self._answers = rank, answers
+
+    def make(self, factory: Callable[..., object], ticket: Ticket, args: Any, kwargs: Any) -> int:
+        """Makes the worker; returns the pid, which is the answer to its start."""
+        self.worker = factory(ticket.rank, ticket.world, *args, **kwargs)
+        return os.getpid()
+
+    def run(self, number: int, message: Any) -> None:
+        """Runs a call, and answers it. When it returns, nothing of the call is kept."""
+        self.answer(number, partial(self._call, message))
+
+    def _call(self, message: Any) -> Any:
+        if isinstance(message, Exception):
+            raise message
+        _, kind, method, args, kwargs = message
+        if kind == PING:
+            return None
+        if isinstance(method, str):
+            return getattr(self.worker, method)(*args, **kwargs)
+        return method(self.worker, *args, **kwargs)
+
+    def answer(self, number: int, run: Callable[[], Any]) -> bool:
+        """Sends what `run` returns or raises; returns whether it returned."""
+        try:
+            self._send([self._rank, number, True, run()])
+        except Exception as error:  # also of a value that cannot be pickled
+            self._send([self._rank, number, False, portable(error)])
+            return False
+        return True
+
+    def _send(self, message: list[Any]) -> None:
+        try:
+            self._answers.enqueue(message)
+        except PeerDied as error:
+            raise _GroupDied(str(error)) from None
+
+
+def portable(error: BaseException) -> list[Any]:
+    """[pickle or None, type, text, frames, link, cause]; the group can read all but the pickle.
+
+    `link` is the attribute that has the cause, which is portable as well.
+    """
+    packed, text, cause = None, "its text cannot be shown", None
+    with suppress(Exception):
+        text = str(error)
+    with suppress(Exception):
+        packed = pickle.dumps(error)
+        packed = packed if type(pickle.loads(packed)) is type(error) else None
+    link = "__cause__" if error.__cause__ is not None else "__context__"
+    linked = getattr(error, link)
+    if linked is not None and not (link == "__context__" and error.__suppress_context__):
+        cause = portable(linked)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    trace = "".join(traceback.format_list(frames))
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    return [packed, kind, text, trace, link, cause]
+
+
+def rebuilt(packed: list[Any], who: str) -> BaseException:
+    """The exception of which a worker, `who`, has sent the portable form."""
+    pickled, kind, text, trace, link, cause = packed
+    error: BaseException = WorkerError(f"{kind}: {text}")
+    if pickled is not None:
+        with suppress(Exception):  # its class may be missing here
+            error = pickle.loads(pickled)
+    error.add_note("\n".join([f"raised by {who}:", trace.rstrip()]).rstrip())
+    if cause is not None:
+        setattr(error, link, rebuilt(cause, who))
+    return error

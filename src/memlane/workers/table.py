@@ -1,0 +1,160 @@
+"""The calls under way, by worker. Pure: knows nothing of processes, queues, threads or the time.
+
+Each worker answers its calls in the order in which they were sent. An answer's number therefore
+also shows which earlier answers got lost. Every step may be repeated: a signal handler may have
+raised in the middle of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memlane.errors import Closed, WorkerDied
+
+_log = logging.getLogger("memlane.workers")
+
+
+class Unasked:
+    """A worker's exception; logged when it is dropped, unless somebody has asked for it.
+
+    An object of its own: calls without an exception have no `__del__` that Ctrl-C could interrupt,
+    which would then be lost.
+    """
+
+    is_asked = False
+
+    def __init__(self, name: str, rank: int, error: BaseException) -> None:
+        self._name, self._rank, self._error = name, rank, error
+
+    def __del__(self) -> None:
+        if not self.is_asked and not isinstance(self._error, Closed):
+            text = "nobody asked for the result of %s() of worker %d: %r"
+            _log.error(text, self._name, self._rank, self._error)
+
+
+class Pending:
+    """A call that was sent to `ranks`, and what has become of it."""
+
+    def __init__(self, name: str, ranks: Sequence[int]) -> None:
+        self.name, self.ranks = name, tuple(ranks)
+        self.missing = dict.fromkeys(self.ranks)  # that have not answered; ordered
+        self.values: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}  # in the order in which they came
+        self._unasked: list[Unasked] | None = []
+
+    @property
+    def is_settled(self) -> bool:
+        """All have answered, or one of them has raised or died."""
+        return bool(self.errors) or not self.missing
+
+    @property
+    def is_complete(self) -> bool:
+        """All have answered or died."""
+        return not self.missing
+
+    def take(self, rank: int, value: Any, error: BaseException | None) -> None:
+        """Takes the first answer of a worker; others change nothing."""
+        if rank not in self.missing:
+            return
+        if error is None:
+            self.values[rank] = value
+        else:
+            self.errors[rank] = error
+            if self._unasked is not None:
+                self._unasked.append(Unasked(self.name, rank, error))
+        del self.missing[rank]
+
+    def ask(self) -> None:
+        """Notes that its caller gets the exceptions."""
+        for error in self._unasked or ():
+            error.is_asked = True
+        self._unasked = None
+
+
+class Table:
+    """The numbers of calls, and the calls that each worker has not answered."""
+
+    def __init__(self, world: int, most: int) -> None:
+        self._most = most
+        self._due: list[deque[tuple[int, Pending]]] = [deque() for _ in range(world)]
+        self._sent = [0] * world
+        self.deaths: dict[int, WorkerDied] = {}
+
+    def start(self, rank: int) -> Pending:
+        """Begins with a new process of that rank; returns the call that its start answers."""
+        start = Pending("start", [rank])
+        self._sent[rank] = 0
+        self._due[rank] = deque([(0, start)])
+        self.deaths.pop(rank, None)
+        return start
+
+    def begin(self, call: Pending, ranks: Iterable[int]) -> list[int]:
+        """Adds a call to what these owe, before it is sent; returns the last numbers by rank."""
+        for rank in ranks:
+            number = self._sent[rank] + 1
+            self._due[rank].append((number, call))
+            self._sent[rank] = number
+        return [*self._sent]
+
+    def take_back(self, call: Pending, ranks: Iterable[int]) -> None:
+        """Removes the call that was added last, even if in part: it was not sent."""
+        for rank in ranks:
+            due = self._due[rank]
+            if due and due[-1][1] is call:
+                self._sent[rank] = due[-1][0] - 1
+                due.pop()
+
+    def answer(
+        self, rank: int, number: int, value: Any, error: BaseException | None, lost: BaseException
+    ) -> None:
+        """Takes an answer; earlier ones that have not come never will, and count as `lost`."""
+        due = self._due[rank]
+        while due and due[0][0] <= number:
+            at, call = due[0]
+            if at == number:
+                call.take(rank, value, error)
+            else:
+                call.take(rank, None, lost)
+            due.popleft()
+
+    def die(self, rank: int, death: WorkerDied) -> None:
+        """Fails what the worker owes."""
+        self.deaths[rank] = death
+        self.fail(rank, death)
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Fails what the worker owes."""
+        due = self._due[rank]
+        while due:
+            due[0][1].take(rank, None, error)
+            due.popleft()
+
+    def full(self, ranks: Iterable[int]) -> list[int]:
+        """Returns those of the workers that have to answer too many calls for another one."""
+        return [rank for rank in ranks if len(self._due[rank]) >= self._most]
+
+    def running(self, rank: int) -> str | None:
+        """Returns the name of the call that the worker answers next."""
+        due = self._due[rank]
+        return due[0][1].name if due else None
+
+    def state(self, rank: int) -> str:
+        """Returns what the worker, which has died, may have run, for its error."""
+        due = self._due[rank]
+        if not due:
+            return ""
+        if due[0][0] == 0:
+            return " before it was ready; its output on stderr may say why"
+        if len(due) == 1:
+            ran = "it has run it once, in part, or not at all"
+            return f" before it answered {due[0][1].name}(): {ran}"
+        ran = "it has run each once, in part, or not at all"
+        return f" before it answered {due[0][1].name}() and {len(due) - 1} more: {ran}"
+
+    @property
+    def is_idle(self) -> bool:
+        """No worker owes an answer."""
+        return not any(self._due)

@@ -1,0 +1,57 @@
+"""The ticket that a worker starts with, and the forms of the messages between group and worker.
+
+A call is `[numbers, kind, method, args, kwargs]`. `numbers` is the call's number among all that its
+worker gets, from 1 on: an int if all workers have the same, else a list by rank. An answer is
+`[rank, number, has_returned, value]`; answer 0 is that of the worker's start. So an answer never
+counts for another call, and each side notices a missing message by a gap in the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+
+from memlane import GatherHandle, Handle, InvalidArgument
+
+PLAIN, PING, LANES = range(3)
+"""Kinds of calls: a method; nothing, as a sign of life; the queues to single workers, by rank,
+which is no call, and has no number."""
+
+
+@dataclass
+class Ticket:
+    """What a worker starts with. Send it pickled, or as JSON text.
+
+    Attributes:
+        rank, world: of the worker, and the number of workers.
+        calls, answers: handles of the queues from and to the group.
+        lane: handle of the queue to this worker alone, if the group has those already.
+    """
+
+    rank: int
+    world: int
+    calls: Handle
+    answers: GatherHandle
+    lane: Handle | None = None
+
+    def to_json(self) -> str:
+        """The ticket as text, for workers that another program starts. Raises nothing."""
+        lane = self.lane and self.lane.to_json()
+        handles = {"calls": self.calls.to_json(), "answers": self.answers.to_json(), "lane": lane}
+        return json.dumps({**vars(self), **handles})
+
+    @staticmethod
+    def from_json(text: str) -> Ticket:
+        """Parses a ticket; raises InvalidArgument (a ValueError) if `text` is not one."""
+        try:
+            found = json.loads(text)
+            rank, world, calls, answers, lane = (found[field.name] for field in fields(Ticket))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidArgument(f"this text is not a worker's ticket: {error!r}") from None
+        return Ticket(
+            rank,
+            world,
+            Handle.from_json(calls),
+            GatherHandle.from_json(answers),
+            lane if lane is None else Handle.from_json(lane),
+        )

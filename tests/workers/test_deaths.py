@@ -1,0 +1,182 @@
+"""Deaths of workers and of the group's process: who learns of them, and what is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlane import (
+    CallTimedOut,
+    InvalidArgument,
+    PeerDied,
+    WorkerDied,
+    WorkerGroup,
+    WrongProcess,
+)
+from tests.support import PATIENCE, assert_in_time, until
+from tests.workers.roles import Model
+from tests.workers.test_calls import gate, group_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "ZX"
+
+
+def test_a_death_in_a_call() -> None:
+    """Within a second the call that waits names the worker, and so does the next one."""
+    with gate() as (descriptor, _), group_of(3) as group:
+        pid = group.pids[1]
+        before = group[0].call(Model.step, 1)
+        call = group[1:].submit(Model.waits, descriptor)
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(
+            WorkerDied, match=r"killed by SIGKILL before it answered waits\(\)"
+        ) as caught:
+            call.result(PATIENCE)
+        assert_in_time(1.0, began)
+        assert (caught.value.rank, caught.value.pid, caught.value.exitcode) == (1, pid, -9)
+        assert isinstance(caught.value, PeerDied)
+        for workers in (group, group[0]):
+            with pytest.raises(WorkerDied, match="worker 1"):
+                workers.call(Model.step, 2)
+        assert before == [(0, 1)]
+        group.kill()
+
+
+@pytest.mark.parametrize(("method", "code"), [(Model.dies, -9), (Model.exits, 5)])
+def test_a_worker_ends_itself(method: Any, code: int) -> None:
+    """Its exit code is in the error; what it answered before counts."""
+    with group_of(2) as group:
+        first = group.submit(Model.step, 1)
+        with pytest.raises(WorkerDied) as caught:
+            group[1].call(method)
+        assert (caught.value.rank, caught.value.exitcode) == (1, code)
+        assert first.result() == [(0, 1), (1, 1)]
+        assert group.exitcodes == [None, code]
+
+
+def test_a_death_between_calls() -> None:
+    """The next call raises, and was run by no worker."""
+    with group_of(2) as group:
+        os.kill(group.pids[0], signal.SIGKILL)
+        until(lambda: is_gone(group.pids[0]), "the worker has ended")
+        with pytest.raises(WorkerDied, match="worker 0"):
+            group.call(Model.step, 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        ("raises", KeyError, "no such model"),
+        ("exits", WorkerDied, "worker 1 .* left with exit code 3 before it was ready"),
+        ("crashes", WorkerDied, "worker 1 .* was killed by SIGSEGV before it was ready"),
+    ],
+)
+def test_errors_at_the_start(fault: str, error: type[Exception], text: str) -> None:
+    """The constructor raises them within a second, and leaves nothing."""
+    began = time.monotonic()
+    with pytest.raises(error, match=text):
+        group_of(2, args=[fault])
+    assert_in_time(1.0, began)
+
+
+def test_a_start_in_time() -> None:
+    """Workers that are not ready in time are named."""
+    with pytest.raises(CallTimedOut, match="workers were not ready: worker 1") as caught:
+        WorkerGroup(Model, 2, args=["hangs"], start_method="fork", timeout=0.3)
+    assert caught.value.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"world": 0}, {"start_method": "thread"}, {"max_in_flight": 0}]
+)
+def test_invalid_arguments(arguments: dict[str, Any]) -> None:
+    """They are refused, and nothing has started."""
+    with pytest.raises(InvalidArgument):
+        WorkerGroup(Model, **{"world": 1, "start_method": "fork", **arguments})
+
+
+def test_what_a_worker_starts_ends_with_it() -> None:
+    """However the worker ends; and SIGINT is not ignored there."""
+    with group_of(2) as group:
+        children = group.call(Model.starts_a_child)
+        assert "default_int_handler" in group[0].call(Model.interrupt)[0]
+        with pytest.raises(WorkerDied):
+            group[1].call(Model.dies)
+        until(lambda: is_gone(children[1]), "the child of a worker that died has ended")
+        assert not is_gone(children[0])
+    until(lambda: is_gone(children[0]), "the child of a worker that closed has ended")
+
+
+def test_a_forked_child_leaves_the_block() -> None:
+    """It ends no worker, and cannot use the group."""
+    with group_of(2) as group:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with group:
+                    group.call(Model.step, 1)
+            except WrongProcess:
+                group.close()
+                group.kill()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert group.call(Model.step, 1) == [(0, 1), (1, 1)]
+
+
+DRIVER = """
+import os, signal, sys, time
+from memlane import WorkerGroup
+from tests.workers.roles import Model
+
+if __name__ == "__main__":
+    with WorkerGroup(Model, 2, start_method="fork") as group:
+        children = group[0].call(Model.starts_a_child)
+        busy = group[1].submit(Model.sleeps, 600)
+        print(*group.pids, *children, flush=True)
+        if sys.argv[1] == "raises":
+            raise SystemExit(7)
+        if sys.argv[1] == "leaves":
+            os._exit(7)
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("end", ["raises", "leaves", "SIGINT", "SIGTERM", "SIGKILL"])
+def test_the_end_of_the_driver(end: str, tmp_path: Path) -> None:
+    """However it ends: no worker, none of their children, and no segment is left."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen(
+        [sys.executable, script, end],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    with driver:
+        assert driver.stdout is not None
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 3
+        if end.startswith("SIG"):
+            driver.send_signal(signal.Signals[end])
+        driver.wait(PATIENCE)
+    for pid in pids:
+        until(partial(is_gone, pid), f"process {pid} has ended")
