@@ -8,6 +8,7 @@ most files of tests never do.
 """
 
 import contextlib
+import ctypes
 import gc
 import io
 import json
@@ -65,6 +66,25 @@ def serve(requests: socket.socket) -> tuple[Any, list[int]]:
             os.close(each)
 
 
+_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # of unshare
+
+
+def mount_shm(options: str) -> None:
+    """Gives this process, which has one thread, a /dev/shm of its own, as `unshare -rm` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
+        raise OSError(ctypes.get_errno(), "no namespace")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {user} 1"),
+        ("gid_map", f"0 {group} 1"),
+    ):
+        Path("/proc/self", name).write_text(text)
+    if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), "no /dev/shm")
+
+
 def roles(requests: socket.socket) -> int:
     """Plays them. Has never imported memlane."""
     import hypothesis  # noqa: F401
@@ -74,7 +94,9 @@ def roles(requests: socket.socket) -> int:
     from tests.support import processes
 
     gc.freeze()  # forks that collect would copy all of these objects
-    _, (link,) = serve(requests)
+    own_shm, (link,) = serve(requests)
+    if own_shm:
+        mount_shm(own_shm)
     return processes.play_from(link)
 
 

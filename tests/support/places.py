@@ -31,10 +31,19 @@ def is_sanitized(library: str = "san") -> bool:
     return f"{library}.so" in os.environ.get("LD_PRELOAD", "")
 
 
-def private_shm(size: str) -> tuple[str, ...]:
+class PrivateShm(tuple[str, ...]):
+    """A command that mounts; a process that was forked does so by itself (`fork_server`)."""
+
+    options = ""
+
+
+def private_shm(size: str) -> PrivateShm:
     """An interpreter with its own, empty /dev/shm of ``size`` (``64m``)."""
-    mount = f'mount -t tmpfs -o size={size},mode=1777 tmpfs /dev/shm && exec "$@"'
-    return ("unshare", "-rm", "sh", "-c", mount, "sh", sys.executable)
+    options = f"size={size},mode=1777"
+    mount = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"'
+    command = PrivateShm(("unshare", "-rm", "sh", "-c", mount, "sh", sys.executable))
+    command.options = options
+    return command
 
 
 def own_pid_namespace() -> tuple[str, ...]:

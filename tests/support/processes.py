@@ -14,6 +14,7 @@ from typing import Any
 from tests.support.fresh import this_fork_server
 from tests.support.leaks import children_of
 from tests.support.link import Link
+from tests.support.places import PrivateShm
 from tests.support.waiting import PATIENCE, cpu_seconds, sleeps, until_asleep
 
 METHODS = ("fork", "spawn")
@@ -38,8 +39,13 @@ class Peer:
     ) -> None:
         self._link, theirs = Link.pair()
         self._status: int | None = None
-        server = this_fork_server("roles") if method == "spawn" and command == FRESH else None
-        self.pid = os.fork() if server is None else server.fork(0, 1, 2, theirs.descriptor())
+        is_fresh = method == "spawn" and (command == FRESH or isinstance(command, PrivateShm))
+        server = this_fork_server("roles") if is_fresh else None
+        if server is None:
+            self.pid = os.fork()
+        else:
+            own_shm = getattr(command, "options", "")
+            self.pid = server.fork(0, 1, 2, theirs.descriptor(), purpose=own_shm)
         if self.pid == 0:
             _run_child(theirs, role, args, method, command)
         theirs.close()
