@@ -34,7 +34,7 @@ WORK = ROOT / "build/tests"
 LAST_RUN = WORK / "seconds.json"  # by file
 NATIVE = "native"
 OTHERS = ("fresh", "gpu")  # folders with targets of their own
-BATCH = 30.0
+BATCH = 60.0
 """Seconds that the files of a group take together; one that takes longer is alone."""
 NO_PLUGINS = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Looking for plugins among the installed packages takes longer than pytest's own start."""
