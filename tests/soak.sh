@@ -24,6 +24,7 @@ MEMLANE_SOAK_ATTACK=60 soak tests/network/test_costs.py
 MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 soak \
     tests/network/test_partitions.py tests/network/test_cuts.py
 MEMLANE_SOAK_TIER_KILLS=500 MEMLANE_SOAK_SLOTS=1000000 soak -s tests/tiers/test_disk_tier_kills.py
+MEMLANE_SOAK_TIER_TORTURE=600 soak -s tests/tiers/test_torture.py
 MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 soak \
     tests/offload/test_races.py tests/offload/test_kills.py tests/offload/test_every_call.py \
     tests/base/test_failing_calls.py tests/base/test_refused_system_calls.py

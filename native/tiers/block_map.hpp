@@ -26,7 +26,8 @@ constexpr Key mixed(std::uint64_t number) noexcept {  // splitmix64's
 
 class BlockMap {
 public:
-    BlockMap() : table_(16) {}
+    // `blocks`: how many there will be at most, if that is known: then no memory is left over when it grows.
+    explicit BlockMap(std::uint32_t blocks = 0) : table_(16) { keys_.reserve(blocks); }
 
     Block find(Key key) const noexcept { return table_[place(key)].block; }
     Key key_of(Block block) const noexcept { return keys_[block]; }

@@ -48,7 +48,7 @@ public:
     };
 
     BlockPool(std::uint32_t blocks, const std::string& policy)
-        : name_(policy), keys_(blocks), states_(blocks), pins_(blocks) {
+        : name_(policy), index_(blocks), keys_(blocks), states_(blocks), pins_(blocks) {
         if (policy == "tuned") {
             tuner_ = std::make_unique<TunerFeed>(blocks);
             policy_ = std::make_unique<Tuned>(blocks, tuner_->choice());
@@ -60,7 +60,7 @@ public:
 
     // With a policy of the user's; there is no forecast then.
     BlockPool(std::uint32_t blocks, std::unique_ptr<Policy> policy)
-        : policy_(std::move(policy)), keys_(blocks), states_(blocks), pins_(blocks) {
+        : policy_(std::move(policy)), index_(blocks), keys_(blocks), states_(blocks), pins_(blocks) {
         for (Block block = blocks; block-- > 0;) free_.push_back(block);
     }
 

@@ -12,7 +12,7 @@ namespace memlane::tiers {
 
 class Shadow {
 public:
-    Shadow(std::unique_ptr<Policy> policy, std::uint32_t blocks) : policy_(std::move(policy)), blocks_(blocks) {}
+    Shadow(std::unique_ptr<Policy> policy, std::uint32_t blocks) : policy_(std::move(policy)), blocks_(blocks), map_(blocks) {}
 
     bool has(Key key) const noexcept { return map_.find(key) != kNoBlock; }
 
