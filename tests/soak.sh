@@ -12,6 +12,7 @@ MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 so
     tests/network/test_soak.py tests/network/test_cable.py tests/network/test_strangers.py \
     tests/network/test_ends.py
 MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 soak tests/broadcast/test_replaced_readers.py tests/broadcast/test_latest_kills.py
+MEMLANE_SOAK_WORKERS=100000 soak tests/workers/test_oracle.py
 MEMLANE_SOAK_TORTURE=1200 soak tests/crash/test_torture.py
 MEMLANE_SOAK_INTERRUPTS=300 soak tests/broadcast/test_signals.py
 MEMLANE_SOAK_CANCELS=10000 soak tests/broadcast/test_awaiting.py tests/network/test_awaiting.py

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -208,9 +209,11 @@ class Interrupt(Exception):
 
 
 @pytest.mark.parametrize("kind", [Interrupt, KeyboardInterrupt])
-def test_interrupts(kind: type[BaseException]) -> None:
+def test_interrupts(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler that raises at any step of a call loses no answer of another, and makes no
     worker run a call twice."""
+    # Python itself swallows what a handler raises in a finalizer, and shows it by this.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     is_on = False
 
     def interrupt() -> None:

@@ -19,12 +19,13 @@ from memlane import (
     ConcurrentUse,
     Gather,
     InvalidArgument,
+    PeerDied,
     TimedOut,
     WorkerDied,
     WorkerError,
     WriterDied,
 )
-from memlane._base.deadline import Deadline
+from memlane._base.deadline import NEVER, Deadline
 from memlane._locks import Lock
 from memlane.workers.processes import Processes
 from memlane.workers.serving import rebuilt
@@ -59,6 +60,7 @@ class Answers:
         self._undecoded: BaseException | None = None
         self._lost: BaseException | None = None  # why answers are missing, until it is known whose
         self._has_lost = False
+        self._dying: int | None = None  # a worker that is being buried
         self._is_closing = False
 
     @property
@@ -109,6 +111,8 @@ class Answers:
 
     def _take(self, timeout: float | None) -> bool:
         """Takes a message, or notes a death. Returns False if nothing has come, or will come."""
+        if self._dying is not None:
+            self._bury(self._dying)
         if self._is_torn and self._is_short():
             return True
         self._is_torn = True
@@ -144,6 +148,9 @@ class Answers:
             error = rebuilt(value, f"worker {rank} (pid {self._processes.of(rank).pid})")
         lost = self._lost or WorkerError("its answer was lost")
         self._table.answer(rank, number, value, error, lost)
+        if number == 0:  # of its start: the name of its ring can go
+            with suppress(TimedOut, PeerDied):
+                self._gather.wait_until_ready(0)
 
     def _is_short(self) -> bool:
         """Finds out whether a message was taken, and not handed on."""
@@ -156,27 +163,42 @@ class Answers:
         self._taken, self._undecoded, self._is_torn = taken, None, False
         return self._has_lost
 
-    def note_death(self, pid: int) -> None:
-        """Takes all that a process has said that ended before all workers were ready."""
-        rank = self._processes.rank_of(pid)
-        if rank is None:
-            return
-        noted = self._table.deaths
-        if not self.wait(lambda: rank in noted, Deadline(_DYING_SECONDS)):
-            self._bury(rank)  # it had not attached
+    def note_death(self, rank: int) -> None:
+        """Takes all that a worker has said whose process has ended, or was killed."""
+        if self._gather.statistics().writers[rank].state == "absent":  # it will never be there
+            self._end(rank)
+            self._note(rank)
+        elif not self.wait(lambda: rank in self._table.deaths, Deadline(_DYING_SECONDS)):
+            self._processes.of(rank).kill()  # it ends, and takes its time
+            self.wait(lambda: rank in self._table.deaths, NEVER)
 
     def _bury(self, rank: int) -> None:
-        """Notes that a worker has ended, of which all answers were taken."""
+        """Notes that a worker has ended, of which all answers were taken; opens its place.
+
+        A signal handler may raise in it: then it is done again.
+        """
+        self._dying = rank
+        self._end(rank)
+        if not self._is_closing:
+            with suppress(InvalidArgument):
+                self._gather.release_writer(rank)
+            self._gather.readmit(rank)
+        self._note(rank)
+        self._dying = None
+
+    def _end(self, rank: int) -> None:
         process = self._processes.of(rank)
         process.has_ended(_DYING_SECONDS)
         process.end(0.0)
+
+    def _note(self, rank: int) -> None:
         if rank not in self._table.deaths:
+            process = self._processes.of(rank)
             death = WorkerDied(rank, process.pid, process.exitcode, self._table.state(rank))
-            if not self._table.running(rank) and not self._is_closing:  # no call will raise it
+            is_news = not (process.is_killed or self._is_closing or self._table.running(rank))
+            if is_news:  # else it was wanted, or a call raises it
                 _log.warning("%s", str(death))  # which keeps nothing alive
             self._table.die(rank, death)
-        with suppress(InvalidArgument):  # it was released before, and a handler raised
-            self._gather.release_writer(rank)
 
     def begin_to_close(self) -> None:
         """Deaths are expected from now on."""

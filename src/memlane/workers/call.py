@@ -33,6 +33,7 @@ class Call(Generic[R]):
     def __init__(self, receiver: Receiver, pending: Pending, deadline: Deadline) -> None:
         self._receiver, self._pending, self._deadline = receiver, pending, deadline
         self.name, self.ranks = pending.name, pending.ranks
+        pending.hand_out()
 
     def done(self) -> bool:
         """Returns whether `result` would not wait: all have answered, or one has raised or died.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from copy import copy
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from memlane import (
     Closed,
@@ -15,6 +16,7 @@ from memlane import (
     PeerDied,
     QueueStatistics,
     TimedOut,
+    WorkerDied,
     WrongProcess,
 )
 from memlane._base.arguments import integer_from
@@ -32,6 +34,8 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 _MOST_WORKERS = 1 << 12
+_ON_DEATH = ("raise", "replace", "restart")
+_MOST_STARTS = 3  # of a worker that dies each time before it is recovered
 _LEAVING_SECONDS = 1.0  # for a worker without a call
 _BROKEN_OFF_SECONDS = 1.0  # for calls under way, when the block of a group was left by an exception
 
@@ -90,7 +94,7 @@ class Workers(Generic[W]):
         worker. Waits while one of them has `max_in_flight` calls to answer.
 
         Raises:
-            WorkerDied: a worker has died; no worker gets the call.
+            WorkerDied: a worker has died, and is not replaced; no worker gets the call.
             CallTimedOut: there was no room for it in time; no worker gets it.
             InvalidType: an argument cannot be pickled.
             ConcurrentUse: it is made while the arguments of another call are pickled, or by a
@@ -120,12 +124,18 @@ class WorkerGroup(Workers[W], Owned):
         args, kwargs: further arguments of the factory.
         start_method: of multiprocessing: "spawn", "fork" or "forkserver".
         env: returns changes to the environment of a rank, {"CUDA_VISIBLE_DEVICES": "0"}.
+        on_death: "raise": calls raise `WorkerDied` until `replace` is called. "replace": a worker
+            that has died is replaced before the next call. "restart": so are all others, which may
+            wait for it. In each case the calls that it has not answered raise.
+        recover: called as `recover(group, ranks)` when replaced workers are ready, before any other
+            call: it gives them the state that they need.
         timeout: seconds for the start of the workers, with their factories.
         max_in_flight: number of calls that a worker may have to answer.
         max_chunk_bytes: of the queues, in bytes, as for `MessageQueue`.
 
     Attributes:
         world: as above.
+        generation: how many workers were replaced.
 
     Raises:
         CallTimedOut, WorkerDied: workers were not ready in time, or died.
@@ -146,6 +156,8 @@ class WorkerGroup(Workers[W], Owned):
         kwargs: Mapping[str, Any] | None = None,
         start_method: str = "spawn",
         env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        on_death: Literal["raise", "replace", "restart"] = "raise",
+        recover: Callable[[WorkerGroup[W], list[int]], object] | None = None,
         timeout: float | None = 120.0,
         max_in_flight: int = 8,
         max_chunk_bytes: int = 10 * 1024 * 1024,
@@ -154,23 +166,31 @@ class WorkerGroup(Workers[W], Owned):
         most = integer_from("max_in_flight", max_in_flight, 1, 1 << 16)
         self._starter = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}))
         self._starter.prepare()
+        if on_death not in _ON_DEATH:
+            raise InvalidArgument(f"on_death must be one of {_ON_DEATH}, not {on_death!r}")
         deadline = Deadline(timeout)
         self._ranks, self._seconds = tuple(range(self.world)), None
         self._classes = getattr(factory, "__mro__", ())
         ring = {"max_chunks": most + 2, "max_chunk_bytes": max_chunk_bytes}
-        self._is_closed = False
+        self.generation = 0
+        self._on_death, self._recover, self._timeout = on_death, recover, timeout
+        self._unrecovered: set[int] = set()
+        self._starts = dict.fromkeys(self._ranks, 0)  # of replacements that were not recovered
+        self._is_closed = self._is_ready = self._is_healing = False
         self._processes = Processes()
         self._table = Table(self.world, most)
         self._gather: Gather[Any] = Gather(self.world, **ring)  # type: ignore[arg-type]
         self._answers = Answers(self._table, self._processes, self._gather)
         self._sender = Sender(self._table, self._answers, self._ranks, ring)
+        self._sender.heal = self._heal
         self._own(self._processes.kill)
         try:
-            starts = [self._begin(rank, self._sender.handle(rank)) for rank in self._ranks]
+            starts = [self._begin(rank, self._sender.handle(rank), None) for rank in self._ranks]
             self._until_ready(starts, deadline)
         except BaseException:
             self.kill()
             raise
+        self._is_ready = True
 
     @property
     def _group(self) -> WorkerGroup[W]:
@@ -184,11 +204,10 @@ class WorkerGroup(Workers[W], Owned):
 
     # Starting and ending -------------------------------------------------------------------------
 
-    def _begin(self, rank: int, calls: Handle) -> Pending:
+    def _begin(self, rank: int, calls: Handle, lane: Handle | None) -> Pending:
         """Starts the process of a rank, and does not wait for it."""
         start = self._table.start(rank)
-        start.ask()  # by the caller
-        ticket = Ticket(rank, self.world, calls, self._gather.export_handle(rank))
+        ticket = Ticket(rank, self.world, calls, self._gather.export_handle(rank), lane)
         with shielded():
             self._processes.add(Process(rank, self._starter(ticket)))
         return start
@@ -198,20 +217,93 @@ class WorkerGroup(Workers[W], Owned):
         pids = self._processes.pids
         try:
             self._sender.wait_until_ready(deadline, pids)
-            self._gather.wait_until_ready(deadline.timeout_left(), processes=pids)
+            if not self._is_ready:  # else other threads may receive
+                self._gather.wait_until_ready(deadline.timeout_left(), processes=pids)
         except TimedOut:
             self._answers.wait(lambda: False, Deadline(0))
         except PeerDied as error:
-            self._answers.note_death(error.pid)
+            rank = self._processes.rank_of(error.pid)
+            if rank is not None:
+                self._answers.note_death(rank)
         is_over = self._answers.wait(
             lambda: all(s.is_settled for s in starts) or any(s.errors for s in starts), deadline
         )
         for start in starts:
-            for failure in start.errors.values():
+            for rank, failure in start.errors.items():
+                if self._is_ready:  # else all are killed
+                    self._answers.note_death(rank)
                 raise failure
         if not is_over:
             late = [rank for start in starts for rank in start.missing]
             raise self._answers.late("workers were not ready", late, deadline.timeout)
+
+    def _heal(self, ranks: Iterable[int]) -> None:
+        """Replaces workers that have died, or raises for them, before a call of these. With the
+        sender's lock held."""
+        deaths = self._table.deaths
+        if self._is_healing:  # `recover` calls
+            for rank in ranks:
+                if rank in deaths:
+                    raise copy(deaths[rank])
+            return
+        while deaths or self._unrecovered:
+            for rank, death in deaths.items():
+                if self._on_death == "raise" or self._starts[rank] >= _MOST_STARTS:
+                    raise copy(death)  # whose traceback keeps this call's frames
+            try:
+                everybody = self._on_death == "restart" and deaths
+                self._replace(self._ranks if everybody else [*deaths])
+            except WorkerDied:
+                if not deaths:
+                    raise
+
+    def _replace(self, ranks: Iterable[int]) -> None:
+        self._is_healing = True
+        try:
+            for rank in ranks:
+                if rank not in self._table.deaths:
+                    self._processes.of(rank).kill()
+                    self._answers.note_death(rank)
+            starts = []
+            for rank in ranks:
+                self._unrecovered.add(rank)
+                self._starts[rank] += 1
+                self.generation += 1
+                starts.append(self._begin(rank, *self._sender.readmit(rank)))
+            self._until_ready(starts, Deadline(self._timeout))
+            new = sorted(self._unrecovered)
+            if self._recover is not None and new:
+                self._recover(self, new)
+            self._starts.update(dict.fromkeys(new, 0))
+            self._unrecovered.clear()
+        finally:
+            self._is_healing = False
+
+    def replace(self, *ranks: int) -> None:
+        """Starts other processes in the place of these workers; kills those that live. Returns when
+        they are ready and recovered. Calls that they have not answered raise `WorkerDied`.
+
+        Raises:
+            IndexError: there is no such worker.
+            Exception: what their start, or `recover`, raises, as for the group.
+        """
+        chosen = self[dict.fromkeys(ranks)].ranks
+        with self._sender.lock:
+            self._check()
+            self._replace(chosen)
+
+    def check(self, timeout: float = 0.0) -> None:
+        """Waits that many seconds for a death: a rest between calls that notices one at once.
+
+        Raises:
+            WorkerDied: a worker has died, which the next call may replace.
+            Closed: the group was closed.
+        """
+        deaths = self._table.deaths
+        self._answers.wait(lambda: bool(deaths) or self._is_closed, Deadline(timeout))
+        self._check()
+        for death in deaths.values():
+            raise copy(death)
 
     def close(self, timeout: float = 5.0) -> None:
         """Lets workers finish the calls that they have, and end. Kills those that have not ended

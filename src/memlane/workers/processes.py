@@ -117,24 +117,29 @@ def _leave_with_parent(leave: Callable[[int], object]) -> None:
 
 
 class Process:
-    """The process that has a rank. `given` has pid, exitcode, join and kill, or is None."""
+    """The process that has a rank. `given` has pid, exitcode, join and kill, or is None.
+
+    Attributes:
+        is_over: it has ended, and was reaped here.
+        is_killed: by the group, while it ran.
+    """
 
     def __init__(self, rank: int, given: Any) -> None:
         self.rank, self._given = rank, given
         self.pid: int = getattr(given, "pid", None) or 0
-        self._is_over = False
+        self.is_over = self.is_killed = False
         self._exitcode: int | None = None
 
     @property
     def exitcode(self) -> int | None:
         """None while it runs, or if it is unknown."""
-        if self._is_over:
+        if self.is_over:
             return self._exitcode
         return cast("int | None", getattr(self._given, "exitcode", None))
 
     def has_ended(self, seconds: float | None) -> bool:
         """Waits at most that long for its end; does not reap it."""
-        if self._is_over or not self.pid or (not self._is_unreaped() and self.exitcode is not None):
+        if self.is_over or not self.pid or (not self._is_unreaped() and self.exitcode is not None):
             return True
         try:
             watched = os.pidfd_open(self.pid)
@@ -149,7 +154,7 @@ class Process:
 
     def end(self, seconds: float) -> None:
         """Kills it unless it ends within that time; kills what it has started, and reaps it."""
-        if self._is_over:
+        if self.is_over:
             return
         if not self.has_ended(seconds):
             if seconds:
@@ -160,13 +165,14 @@ class Process:
         if hasattr(self._given, "join"):
             self._given.join()
         self._exitcode = self.exitcode
-        self._is_over = True
+        self.is_over = True
         if isinstance(self._given, BaseProcess):
             self._given.close()  # its descriptors
 
     def kill(self) -> None:
         """Kills it, and what it has started, at once."""
-        if not self._is_over and not self._kill_family() and hasattr(self._given, "kill"):
+        self.is_killed = True
+        if not self.is_over and not self._kill_family() and hasattr(self._given, "kill"):
             self._given.kill()
 
     def _kill_family(self) -> bool:
@@ -218,7 +224,7 @@ class Processes:
 
     def add(self, process: Process) -> None:
         """Adds one that has started, in the place of the one that had its rank."""
-        self._all.append(process)
+        self._all = [*(p for p in self._all if not p.is_over), process]
         self._by_rank[process.rank] = process
 
     def of(self, rank: int) -> Process:

@@ -7,13 +7,13 @@ whether it was sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from typing import Any
 
 from memlane import (
+    Closed,
     ConcurrentUse,
     Handle,
     InvalidArgument,
@@ -32,13 +32,20 @@ _SLICE = 0.1  # seconds of a wait for space in the queue, in which nobody may re
 
 
 class Sender:
-    """The way to the workers."""
+    """The way to the workers.
+
+    Attributes:
+        heal: called before each call of some ranks: replaces workers that have died, or raises.
+    """
+
+    heal: Callable[[Iterable[int]], None]
 
     def __init__(
         self, table: Table, answers: Answers, ranks: Sequence[int], ring: dict[str, Any]
     ) -> None:
         self._table, self._answers, self._ranks, self._ring = table, answers, ranks, ring
-        self._sends, self._encodes = Lock(), Lock()
+        self.lock = Lock()  # of the thread that sends, or replaces workers
+        self._encodes = Lock()
         self._sent: dict[MessageQueue[Any], int] = {}
         self._unsure: tuple[MessageQueue[Any], int, Pending, Sequence[int]] | None = None
         self._lanes: list[MessageQueue[Any]] = []  # once one is needed
@@ -67,6 +74,13 @@ class Sender:
         """Returns those of the queue to all workers."""
         return self._calls.statistics()
 
+    def readmit(self, rank: int) -> tuple[Handle, Handle | None]:
+        """Returns the handles of the queues for a process in the place of one that has ended."""
+        with suppress(InvalidArgument):  # it was released already
+            self._calls.release_reader(rank)
+        lane = self._nameless(rank) if self._has_opened_lanes else None
+        return self._calls.readmit(rank), lane
+
     def begin_to_close(self) -> None:
         """No call is sent any more."""
         self._is_closed = True
@@ -88,9 +102,10 @@ class Sender:
             if self._encodes.is_mine() or self._answers.is_in_a_call:
                 raise ConcurrentUse(REENTRY)
             may_send = partial(self._may_send, ranks)
-            with self._sends:
-                for death in self._table.deaths.values():
-                    raise copy(death)  # whose traceback keeps this call's frames
+            with self.lock:
+                if self._is_closed:
+                    raise Closed("this group of workers is closed")
+                self.heal(ranks)
                 full = self._table.full(ranks)
                 try:
                     if not full:
@@ -98,11 +113,19 @@ class Sender:
                             return
                         self._answers.wait(lambda: False, Deadline(0))  # they may keep the space
                 except ReaderDied as error:  # its answers end with its death, too
-                    may_send = partial(self._table.deaths.__contains__, error.rank)
+                    if error.rank in self._table.deaths:  # while another one is recovered
+                        self._release_dead()
+                    else:
+                        before = self._table.died[error.rank]
+                        may_send = partial(self._has_died, error.rank, before)
             has_room = self._answers.wait(may_send, deadline)
             if not has_room or (not full and deadline.has_passed()):
                 text = f"no room for {pending.name}()"
                 raise self._answers.late(text, full or ranks, deadline.timeout)
+
+    def _has_died(self, rank: int, before: int) -> bool:
+        """Another thread may have replaced it meanwhile."""
+        return self._table.died[rank] > before
 
     def _may_send(self, ranks: Iterable[int]) -> bool:
         return bool(self._table.deaths) or self._is_closed or not self._table.full(ranks)
@@ -184,12 +207,11 @@ class Sender:
         return lane.readmit(rank)
 
     def _ask(self) -> bool:
-        with self._sends:
+        with self.lock:
             self._find_out()
             self._release_dead()
             living = [rank for rank in self._ranks if rank not in self._table.deaths]
             ping = Pending("ping", living)
-            ping.ask()
             message = [0, PING, "", (), {}]
             return not living or self._send_by(self._calls, ping, living, message, NEVER)
 

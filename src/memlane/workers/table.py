@@ -43,7 +43,7 @@ class Pending:
         self.missing = dict.fromkeys(self.ranks)  # that have not answered; ordered
         self.values: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}  # in the order in which they came
-        self._unasked: list[Unasked] | None = []
+        self._unasked: list[Unasked] | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -67,6 +67,10 @@ class Pending:
                 self._unasked.append(Unasked(self.name, rank, error))
         del self.missing[rank]
 
+    def hand_out(self) -> None:
+        """Notes that a caller has it, who can ask for exceptions."""
+        self._unasked = [Unasked(self.name, *failed) for failed in self.errors.items()]
+
     def ask(self) -> None:
         """Notes that its caller gets the exceptions."""
         for error in self._unasked or ():
@@ -81,7 +85,8 @@ class Table:
         self._most = most
         self._due: list[deque[tuple[int, Pending]]] = [deque() for _ in range(world)]
         self._sent = [0] * world
-        self.deaths: dict[int, WorkerDied] = {}
+        self.deaths: dict[int, WorkerDied] = {}  # of workers that were not replaced
+        self.died = [0] * world  # times
 
     def start(self, rank: int) -> Pending:
         """Begins with a new process of that rank; returns the call that its start answers."""
@@ -123,6 +128,7 @@ class Table:
     def die(self, rank: int, death: WorkerDied) -> None:
         """Fails what the worker owes."""
         self.deaths[rank] = death
+        self.died[rank] += 1
         self.fail(rank, death)
 
     def fail(self, rank: int, error: BaseException) -> None:

@@ -1,0 +1,92 @@
+"""Random calls, kills and replacements against a model that counts how often each worker ran each
+call: never twice, always if it has answered, and in the order in which they were sent."""
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlane import CallTimedOut, WorkerDied, WorkerGroup
+from tests.support import PATIENCE, until
+
+STEPS = int(os.environ.get("MEMLANE_SOAK_WORKERS", "60"))
+WORLD = 3
+
+
+class Noting:
+    """It notes each call in a file of its own, before it runs."""
+
+    def __init__(self, rank: int, world: int, folder: str) -> None:
+        self.rank = rank
+        self.notes = f"{folder}/{rank}-{os.getpid()}"
+
+    def step(self, number: int, fault: str) -> tuple[int, int]:
+        with open(self.notes, "a") as notes:
+            notes.write(f"{number}\n")
+        if fault == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "raises":
+            raise ValueError(number)
+        return self.rank, number
+
+
+@pytest.mark.soak(seconds=120 + STEPS)
+@pytest.mark.parametrize("on_death", ["replace", "restart"])
+def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
+    dice = random.Random(STEPS if on_death == "replace" else -STEPS)
+    answered: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
+    unsent: set[int] = set()
+    pending: list[Any] = []
+    with WorkerGroup(
+        Noting,
+        WORLD,
+        args=[str(tmp_path)],
+        start_method="fork",
+        on_death=on_death,
+        max_in_flight=4,
+    ) as group:
+
+        def settle(call: Any, number: int) -> None:
+            try:
+                outcomes = call.outcomes(dice.choice([0, 0.001, PATIENCE, PATIENCE]))
+            except CallTimedOut:
+                pending.append((call, number))
+                return
+            for rank, outcome in zip(call.ranks, outcomes, strict=True):
+                if not isinstance(outcome, WorkerDied):
+                    expected = outcome.args if isinstance(outcome, ValueError) else outcome[1:]
+                    assert expected == (number,)
+                    answered[rank].add(number)
+
+        for number in range(STEPS):
+            workers = dice.choice([group, group, group[dice.randrange(WORLD)], group[1:]])
+            fault = dice.choices(["", "raises", "dies"], [90, 5, 5])[0]
+            try:
+                call = workers.submit(Noting.step, number, fault)
+            except WorkerDied:
+                unsent.add(number)
+                continue
+            pending.append((call, number))
+            if dice.random() < 0.06:
+                os.kill(group.pids[dice.randrange(WORLD)], signal.SIGKILL)
+            if dice.random() < 0.02:
+                group.replace(dice.randrange(WORLD))
+            if dice.random() < 0.6:
+                due, pending = pending, []
+                for each in due:
+                    settle(*each)
+        while pending:
+            settle(*pending.pop())
+    ran: dict[int, list[int]] = {rank: [] for rank in range(WORLD)}
+    for notes in tmp_path.iterdir():
+        numbers = [int(line) for line in notes.read_text().split()]
+        assert numbers == sorted({*numbers})
+        ran[int(notes.name.partition("-")[0])] += numbers
+    for rank in range(WORLD):
+        assert len(ran[rank]) == len({*ran[rank]}), "a call was run twice"
+        assert answered[rank] <= {*ran[rank]}
+        assert not unsent & {*ran[rank]}
+    until(lambda: not [pid for pid in group.pids if Path(f"/proc/{pid}").exists()], "all ended")
