@@ -67,7 +67,7 @@ class Memlane(Timed):
         super().__init__(rows)
         from memlane.tiers import DiskTier
 
-        capacity = 8192 + len(rows) * (rows.shape[1] + 64)
+        capacity = 5 * 4096 + len(rows) * (rows.shape[1] + 64 + 8)
         self._tier = DiskTier(folder, rows, capacity, policy="lru", direct=direct, timeout=600)
         self._number = 0
 

@@ -35,7 +35,7 @@ from memlane.tiers.replay import Trace, read, replay
 
 ROW = 64  # bytes; a slot on the disk has 4096
 STEP = 16  # blocks that vLLM computes in a step: 8,192 tokens of 512 a block
-HEADERS = 64  # bytes of one, in whole pages
+HEADERS, USES = 64, 8  # bytes of one of each block, in whole pages
 
 
 class Counts(NamedTuple):
@@ -47,7 +47,8 @@ class Counts(NamedTuple):
 
 def capacity_of(blocks: int) -> int:
     """Bytes on disk for so many blocks."""
-    return 4096 + -(-blocks * HEADERS // 4096) * 4096 + blocks * 4096
+    headers, uses = -(-blocks * HEADERS // 4096), -(-blocks * USES // 4096)
+    return 4096 * (2 + headers + uses + blocks)
 
 
 class Front:
