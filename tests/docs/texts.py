@@ -36,7 +36,6 @@ SILENT = {
     "lazily computed",  # within another text, which is listed whole
     "and no",  # the same
     "/dev/shm/{file_name('engine_id', engine_id, 'vllm_offload_')}",  # a path
-    "the connection to rank 0 ended",  # a part of the text of a death
     "%lx-%lx %4s",  # a format of /proc/self/maps
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from memlane.broadcast import grouping
-from memlane.groups import TcpGroup, members, stores, tcp
+from memlane.groups import TcpGroup, stores, tcp
 from tests.support import PATIENCE, Aside, Link, assert_in_time, given_time, start, until
 from tests.support.groups import (
     KINDS,
@@ -199,10 +199,7 @@ def test_a_rank_that_died_between_two_calls_is_named_at_once(victim: int) -> Non
         other.result()
 
 
-def die_unseen(link: Link, group: TcpGroup, step: str) -> None:
-    """Nobody here can look at this process, as if it were alone on its host."""
-    members.this_process = lambda: members.Process("another host", os.getpid(), 0)
-
+def die_in(link: Link, group: TcpGroup, step: str) -> None:
     def die(*_: Any, **__: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -227,20 +224,19 @@ def die_unseen(link: Link, group: TcpGroup, step: str) -> None:
     ],
     ids=["probe", "broadcast", "attaching"],
 )
-def test_a_rank_alone_on_its_host_that_dies_in_a_call_is_named(step: str, call: Any) -> None:
+def test_a_rank_that_dies_in_a_call_is_named(step: str, call: Any) -> None:
     """By the end of its connection to rank 0, to all others, on whatever step they are."""
     with (
         TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as first,
         TcpGroup("127.0.0.1", first.port, 1, 3, secret=SECRET) as second,
     ):
-        peer = start(member, first.port, 2, 3, partial(die_unseen, step=step))
+        peer = start(member, first.port, 2, 3, partial(die_in, step=step))
         calls = [Aside(call, group) for group in (first, second)]
         assert peer.join() == -signal.SIGKILL
         died = time.monotonic()
         for waiting in calls:
-            with pytest.raises(
-                RankMissing, match=r"rank 2 of a group of 3 has died .the connection"
-            ):
+            text = rf"rank 2 of a group of 3 has died .pid {peer.pid}.: its connection"
+            with pytest.raises(RankMissing, match=text):
                 waiting.result()
             assert_in_time(1.0, died, waiting.ended)
 

@@ -404,10 +404,8 @@ def test_a_member_that_says_anything() -> None:
     Fails without the guard: the board's thread ended.
     """
     with groups_of("tcp", 2) as groups:
-        group, deadline = groups[1], Deadline(PATIENCE)
-        store = board.BoardStore(
-            group._context, group._addresses[0].at(group.port), group._keys, 1, deadline
-        )
+        group = groups[1]
+        store = board.BoardStore(group._context, group._addresses[0], group.port, group._keys, 1)
         for frame in (b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"):
             store._connection.socket.send(frame)
         for who in (b"\x93\x00\x01\x02", b"\x92\xa1x\x01"):  # three numbers; a text for a rank
@@ -440,6 +438,8 @@ def test_rank_0_does_not_wait_for_the_dead() -> None:
 class _Unanswered(dict[str, bytes]):
     """A store in which all ranks have arrived, but one has not answered."""
 
+    deadline, host = Deadline(0.0), None
+
     def add(self, key: str, number: int) -> int:
         return number
 
@@ -452,15 +452,14 @@ class _Unanswered(dict[str, bytes]):
     def has(self, key: str) -> bool:
         return False
 
-    def join(self, call: int) -> None: ...
     def wake(self) -> None: ...
-    def dead(self) -> list[int]:
-        return []
+    def dead(self) -> dict[int, int]:
+        return {}
 
 
 def test_who_has_come_but_not_answered_is_missing() -> None:
     """If all have arrived when the missing are determined, the one that owes an answer is named."""
-    call = StoreCollectives(_Unanswered(), 0, 2, Deadline(0.0))  # type: ignore[arg-type]
+    call = StoreCollectives(_Unanswered(), 1, 0, 2)  # type: ignore[arg-type]
     with pytest.raises(RankMissing, match="waiting for rank 1 of a group of 2"):
         call._take("1/1", 1)
 
@@ -477,10 +476,12 @@ def test_a_connection_that_comes_back_is_no_death(monkeypatch: pytest.MonkeyPatc
     with groups_of("tcp", 2) as groups:
         keeper = groups[0]._board
         waiting = Aside(groups[1].broadcast_obj, None, 0, timeout=PATIENCE)
-        until(lambda: keeper._waiting and keeper._calls, "rank 1 waits")
+        until(lambda: keeper._waiting and keeper._in_call, "rank 1 waits")
         ((route, connection),) = keeper._members.connections.items()
         cut(connection.descriptor)
-        until(lambda: route not in keeper._calls and keeper._calls, "rank 1 is back", PATIENCE / 2)
+        until(
+            lambda: route not in keeper._in_call and keeper._in_call, "rank 1 is back", PATIENCE / 2
+        )
         assert not keeper._lost
         assert groups[0].broadcast_obj("there", 0) == waiting.result() == "there"
         assert board._DEAD not in keeper._values
@@ -505,7 +506,7 @@ def test_a_connection_that_comes_back_while_its_rank_computes(
                     return call.broadcast(1, made)
 
             writing = Aside(write)
-            until(lambda: keeper._calls, "rank 1 is in its call")
+            until(lambda: keeper._in_call, "rank 1 is in its call")
             (connection,) = keeper._members.connections.values()
             cut(connection.descriptor)
             until(lambda: keeper._lost, "the connection is lost")
@@ -566,13 +567,13 @@ def test_a_group_that_its_own_thread_collects(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(board_of_first, "_take", collect)
     port = first.port
-    address = first._addresses[0].at(first.port)
-    store = BoardStore(second._context, address, first._keys, 0, Deadline(PATIENCE))
+    store = BoardStore(second._context, first._addresses[0], port, first._keys, 0)
+    store.deadline = Deadline(PATIENCE)
     del first
     try:
         store.add("key", 1)
     finally:
-        store.close(b"")
+        store.close()
         second.close()
     until(lambda: not board_of_first._thread.is_alive())
     with pytest.raises(ConnectionRefusedError):

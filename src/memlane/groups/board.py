@@ -1,4 +1,7 @@
-"""The board of a TcpGroup: a key-value store in a thread of rank 0, and the ranks' client for it.
+"""The board of a group: a key-value store in a thread of one rank, and the ranks' client for it.
+
+Each rank keeps its connection from its first call on. If that ends, and the rank neither said that
+it leaves nor connects again, the rank has died: the board lists it, and wakes all that wait.
 
 The wire format is MessagePack over CurveZMQ, encrypted and mutually authenticated, because handles
 carry secrets. A request is [number, verb, key, argument], its answer [number, value]; both are sent
@@ -21,6 +24,7 @@ from zmq.utils import z85
 
 from memlane._base.deadline import Deadline
 from memlane._base.descriptors import new_event
+from memlane._base.guard import Guard
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.msgspec import msgspec
 from memlane._net.addresses import Address
@@ -40,10 +44,10 @@ if TYPE_CHECKING:
 
 _decode_request = msgspec.msgpack.Decoder(tuple[int, str, str, Any]).decode
 _decode_answer = msgspec.msgpack.Decoder(tuple[int, Any]).decode
-_decode_calls = msgspec.msgpack.Decoder(dict[int, int]).decode
+_decode_dead = msgspec.msgpack.Decoder(dict[int, int]).decode
 _encode = msgspec.msgpack.encode
 _DEAD = "memlane/dead"
-"""The key of the ranks whose connections ended in a call, and did not come back; with the call."""
+"""The key of the pids of the ranks whose connections ended and did not come back, by rank."""
 _CLOSED = {"closed": True}
 _LOOK = {"look": True}
 """The answer to a wait that ends early: the ranks that have died or left should be looked at."""
@@ -58,10 +62,6 @@ _LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 
 _PART = MOST_BYTES - 96  # CURVE adds less than that
 HANDSHAKE = 10.0
 """Seconds that a connecting peer has to prove its key."""
-
-
-def _calls_of(dead: bytes | None) -> dict[int, int]:
-    return {} if dead is None else _decode_calls(dead)
 
 
 def _parts(message: bytes) -> list[bytes]:
@@ -122,7 +122,7 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT)
 
 
 def _cannot_listen(address: Address, port: int, error: zmq.ZMQError) -> SystemFault:
-    what = f"rank 0 cannot listen on {address.host}:{port}: {error.strerror}"
+    what = f"the group's board cannot listen on {address.host}:{port}: {error.strerror}"
     return SystemFault(error.errno or errno.EIO, what)
 
 
@@ -132,8 +132,10 @@ class Board:
     def __init__(self, addresses: list[Address], port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
-        self._calls: dict[bytes, tuple[int, int]] = {}  # client -> the rank, and the call it is in
-        self._lost: dict[int, tuple[int, Deadline]] = {}  # rank -> its call; it may come back until
+        self._ranks: dict[bytes, tuple[int, int]] = {}  # client -> its rank and pid
+        self._in_call: set[bytes] = set()
+        self._lost: dict[int, tuple[int, Deadline]] = {}  # rank -> its pid; it may come back until
+        self._dead: dict[int, int] = {}  # rank -> its pid
         self._events = [new_event()]  # one, while it serves
         with undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
@@ -190,7 +192,7 @@ class Board:
         poller = select.poll()
         for descriptor in (*members.quiet, members.news, *self._events):
             poller.register(descriptor, select.POLLIN)
-        while parting is None or (members.connections and parting.left() > 0):
+        while parting is None or (self._in_call and parting.left() > 0):
             ends = [patience for _, patience in self._lost.values()]
             ends += [] if parting is None else [parting]
             wait = min((end.left() for end in ends), default=None)
@@ -214,28 +216,38 @@ class Board:
                 self._send(client, number, _CLOSED)
 
     def _forget(self, client: bytes) -> None:
-        """Drops the waits of a client whose connection has ended. If that was in the middle of a
-        call, its rank has some time to connect again."""
+        """Drops the waits of a client whose connection has ended. Its rank has some time to connect
+        again."""
         for key, waiting in list(self._waiting.items()):
             waiting.pop(client, None)
             if not waiting:
                 del self._waiting[key]
-        rank, call = self._calls.pop(client, (-1, 0))
-        if rank >= 0 and all(rank != other for other, _ in self._calls.values()):
-            self._lost[rank] = call, Deadline(_RECONNECTION)
+        self._in_call.discard(client)
+        rank, pid = self._ranks.pop(client, (-1, 0))
+        if rank >= 0 and all(rank != other for other, _ in self._ranks.values()):
+            self._lost[rank] = pid, Deadline(_RECONNECTION)
 
     def _list_dead(self) -> None:
         """Lists the ranks that did not connect again as dead, and wakes all that wait."""
-        dead = {rank: call for rank, (call, end) in self._lost.items() if end.left() == 0}
+        dead = {rank: pid for rank, (pid, end) in self._lost.items() if end.left() == 0}
         # A connection that has said nothing may be of one of them that computes; a stranger's is
         # ended by libzmq after the time for a handshake.
         if dead and self._members.has_unidentified():
-            self._lost |= {rank: (call, Deadline(_RECONNECTION)) for rank, call in dead.items()}
+            self._lost |= {rank: (pid, Deadline(_RECONNECTION)) for rank, pid in dead.items()}
         elif dead:
             for rank in dead:
                 del self._lost[rank]
-            self._values[_DEAD] = _encode(_calls_of(self._values.get(_DEAD)) | dead)
+            self._dead |= dead
+            self._values[_DEAD] = _encode(self._dead)
             self._wake_all()
+
+    def _come(self, client: bytes, rank: int, pid: int) -> None:
+        """A rank begins a call, or is in one and connected again."""
+        self._ranks[client] = rank, pid
+        self._in_call.add(client)
+        self._lost.pop(rank, None)
+        if self._dead.pop(rank, None) is not None:  # another process has taken its place
+            self._values[_DEAD] = _encode(self._dead)
 
     def _wake_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -262,13 +274,13 @@ class Board:
                     self._waiting.pop(key, None)
                 return
             case "join":
-                rank, call = msgspec.convert(argument, tuple[int, int])
-                self._calls[client] = rank, call
-                self._lost.pop(rank, None)
+                self._come(client, *msgspec.convert(argument, tuple[int, int]))
+                return
+            case "end":
+                self._in_call.discard(client)
                 return
             case "bye":
-                self._calls.pop(client, None)
-                self._lost.pop(argument, None)
+                self._ranks.pop(client, None)
                 self._members.connections.pop(client, None)
                 return
             case "wake":
@@ -287,21 +299,36 @@ class Board:
 
 
 class BoardStore:
-    """One rank's view of the board during one collective call, over its own connection."""
+    """A rank's connection to the board, and the board's values as the rank's current call sees
+    them. Only one thread at a time may use it.
+
+    Args:
+        address, port: of the board.
+        rank: of this process.
+        keeper: the rank that has the board.
+
+    Attributes:
+        deadline: of the current call.
+        host: of the board, as this rank reaches it.
+        has_connected: whether the board has proved that it has the group's secret.
+    """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        address: str,
+        address: Address,
+        port: int,
         keys: GroupKeys,
         rank: int,
-        deadline: Deadline,
+        keeper: int = 0,
     ) -> None:
-        self._address = address
-        self._rank = rank
-        self._deadline = deadline
-        self._number = self._call = 0
-        self._has_answered = False
+        self.deadline = Deadline(0.0)
+        self.host, self._place = address.host, address.at(port)
+        self._rank, self._keeper = rank, keeper
+        self._guard = Guard()
+        self._number = 0
+        self._begun: int | None = None  # calls, also of processes that had this rank before
+        self.has_connected = self._is_in_call = self._has_answered = False
         self._lost_at: float | None = None
         self._connection = Connecting(
             context,
@@ -309,11 +336,38 @@ class BoardStore:
             keys.board.public,
             keys.member.public,
             keys.member.secret,
-            (zmq.IPV6, int("[" in address)),
+            (zmq.IPV6, int(address.is_ipv6)),
             (zmq.MAXMSGSIZE, MOST_BYTES),
         )
         with undone_by(lambda: self._connection.close(0)):
-            self._connection.socket.connect(address)
+            self._connection.socket.connect(self._place)
+
+    def begin(self, deadline: Deadline) -> int:
+        """Begins a call, which ends at the deadline, and returns its number. If that fails, the
+        next call has this number again."""
+        with self._guard:
+            self.deadline = deadline
+            self._has_answered, self._is_in_call = False, True
+            self._join()
+        key = f"memlane/calls/{self._rank}"
+        if self._begun is None:
+            self._begun = self.add(key, 0)
+        self._ask("set", key, self._begun + 1)
+        self._begun += 1
+        return self._begun
+
+    def end(self) -> None:
+        """Ends the call; the connection stays."""
+        with self._guard:
+            self._is_in_call = False
+            self._send("end", "", None)
+
+    def close(self) -> None:
+        """Leaves the group, and ends the connection. Idempotent."""
+        with self._guard:
+            if self.has_connected and not self._connection.socket.closed:
+                self._send("bye", "", None)
+            self.abandon(1000 if self._has_answered else 0)  # ms; none for a silent board
 
     def add(self, key: str, number: int) -> int:
         return int(self._ask("add", key, number))
@@ -325,15 +379,16 @@ class BoardStore:
         if timeout <= 0:
             if not self.has(key):
                 return None
-            timeout = max(self._deadline.left(_LONGEST), 1.0)
-        self._send("get", key, None)
-        answer = self._receive(timeout)
-        if answer is None:
-            self._send("forget", key, None)
-            return None
+            timeout = max(self.deadline.left(_LONGEST), 1.0)
+        with self._guard:
+            self._send("get", key, None)
+            answer = self._receive(timeout)
+            if answer is None:
+                self._send("forget", key, None)
+                return None
         value = answer[0]
         if not isinstance(value, bytes):
-            raise GroupFailed(f"the group's board has no bytes under {key!r}", 0)
+            raise GroupFailed(f"the group's board has no bytes under {key!r}", self._keeper)
         return value
 
     def has(self, key: str) -> bool:
@@ -345,34 +400,34 @@ class BoardStore:
     def wake(self) -> None:
         self._ask("wake", "", None)
 
-    def join(self, call: int) -> None:
-        self._call = call
-        self._join()
+    def dead(self) -> dict[int, int]:
+        """Returns the pids of the ranks that have died, by rank."""
+        dead = self.get(_DEAD, 0)
+        return {} if dead is None else _decode_dead(dead)
 
-    def dead(self) -> list[int]:
-        calls = _calls_of(self.get(_DEAD, 0))
-        return [rank for rank, call in calls.items() if call >= self._call]
-
-    def close(self, over: bytes) -> None:
-        if self._has_answered:
-            self._send("bye", "", self._rank)
-        self._connection.close(1000 if self._has_answered else 0)  # ms; none for a silent board
+    def abandon(self, linger: int = 0) -> None:
+        """Ends the connection, which looks like the rank's death. Idempotent."""
+        self._connection.close(linger)
 
     def _ask(self, verb: str, key: str, argument: object) -> Any:
-        self._send(verb, key, argument)
-        deadline = self._deadline
+        with self._guard:
+            self._send(verb, key, argument)
+            return self._answer()
+
+    def _answer(self) -> Any:
+        deadline = self.deadline
         if self._has_answered:
             # A live board answers even after the deadline, so the error can name missing ranks.
             deadline = Deadline(max(round(deadline.left(), 1), 1.0))
-        stall = stall_of(self._rank, lambda: [0])
+        stall = stall_of(self._rank, lambda: [self._keeper])
         while (answer := self._receive(deadline.left(stall.due(SLICE)))) is None:
             if deadline.left(SLICE) == 0:
                 raise RankMissing(
-                    f"timed out after {deadline.timeout} s waiting for rank 0, which keeps the "
-                    f"group's board at {self._address}: not started, stopped, dead, or its "
+                    f"timed out after {deadline.timeout} s waiting for rank {self._keeper}, which "
+                    f"keeps the group's board at {self._place}: not started, stopped, dead, or its "
                     f"group has a different secret",
-                    self._deadline.timeout,
-                    (0,),
+                    self.deadline.timeout,
+                    (self._keeper,),
                 )
             stall.report()
         return answer[0]
@@ -382,15 +437,19 @@ class BoardStore:
         self._post(self._number, verb, key, argument)
 
     def _join(self) -> None:
-        """Tells the board whose connection this is, and in which call. That is not answered."""
-        self._post(0, "join", "", (self._rank, self._call))
+        """Tells the board whose connection this is, and that its rank is in a call."""
+        self._post(0, "join", "", (self._rank, os.getpid()))
 
     def _post(self, *request: object) -> None:
+        """Drops the request if libzmq has given the connection up: there is no answer then."""
         message = _encode(request)
         try:
-            self._connection.socket.send_multipart(_parts(message))
+            self._connection.socket.send_multipart(_parts(message), zmq.NOBLOCK)
+        except zmq.Again:
+            pass
         except BaseException:  # from a signal handler: ends a half-sent message, to be ignored
-            self._connection.socket.send(b"")
+            with suppress(zmq.Again):
+                self._connection.socket.send(b"", zmq.NOBLOCK)
             raise
 
     def _receive(self, timeout: float) -> tuple[Any] | None:
@@ -404,7 +463,8 @@ class BoardStore:
             self._has_answered = True
             if number == self._number:
                 if value == _CLOSED:
-                    raise GroupFailed("rank 0 closed the group during this call", 0)
+                    text = f"rank {self._keeper} closed the group during this call"
+                    raise GroupFailed(text, self._keeper)
                 return None if value == _LOOK else (value,)
         return None
 
@@ -417,8 +477,10 @@ class BoardStore:
             poller.register(descriptor, select.POLLIN)
         while True:
             for name, _ in connection.events():
-                if name == "connected" and self._lost_at is not None and self._call:
-                    self._join()
+                if name == "connected":
+                    if self.has_connected and self._is_in_call:
+                        self._join()
+                    self.has_connected = True
                 if name in ("lost", "connected"):
                     self._lost_at = time.monotonic() if name == "lost" else None
             if can_receive(connection.socket):
@@ -426,7 +488,7 @@ class BoardStore:
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            if self._lost_at is not None and self._has_answered:
+            if self._lost_at is not None and self.has_connected:
                 until_gone = self._lost_at + _RECONNECTION - time.monotonic()
                 if until_gone <= 0:
                     raise self._gone()
@@ -435,17 +497,18 @@ class BoardStore:
 
     def _gone(self) -> RankMissing:
         return RankMissing(
-            f"rank 0, which keeps the group's board at {self._address}, has died or cannot be "
-            f"reached: its connection ended",
-            self._deadline.timeout,
-            (0,),
+            f"rank {self._keeper}, which keeps the group's board at {self._place}, has died or "
+            f"cannot be reached: its connection ended",
+            self.deadline.timeout,
+            (self._keeper,),
         )
 
-    @staticmethod
-    def _decoded(answer: bytes) -> tuple[int, Any]:
+    def _decoded(self, answer: bytes) -> tuple[int, Any]:
         try:
             return _decode_answer(answer)
         except _NONSENSE as error:
             raise GroupFailed(
-                f"rank 0 sent an answer that this version of memlane cannot read: {error}", 0
+                f"rank {self._keeper} sent an answer that this version of memlane cannot read: "
+                f"{error}",
+                self._keeper,
             ) from None

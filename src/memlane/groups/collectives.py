@@ -54,14 +54,16 @@ def missing_error(
     )
 
 
-def dead_error(size: int, dead: dict[int, str], timeout: float | None) -> RankMissing:
-    """The error for a wait for ranks that have died; `dead` has what shows that, by rank."""
-    signs = ", ".join(list(dict.fromkeys(dead.values()))[:8])
-    has = "has" if len(dead) == 1 else "have"
+def dead_error(size: int, pids: dict[int, int], timeout: float | None) -> RankMissing:
+    """The error for a wait for ranks that have died; `pids` has their processes, by rank."""
+    dead = sorted(pids)
+    shown = ", ".join(f"pid {pids[rank]}" for rank in dead[:8])
+    has, its = ("has", "its connection") if len(dead) == 1 else ("have", "their connections")
     return RankMissing(
-        f"{text_of_ranks(sorted(dead))} of a group of {size} {has} died ({signs})",
+        f"{text_of_ranks(dead)} of a group of {size} {has} died ({shown}): {its} to the group's "
+        f"board ended",
         timeout,
-        tuple(sorted(dead)),
+        tuple(dead),
     )
 
 

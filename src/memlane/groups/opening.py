@@ -11,7 +11,6 @@ from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.groups.broadcasts import BroadcastCollectives
 from memlane.groups.collectives import Collectives
-from memlane.groups.stores import StoreCollectives
 from memlane.groups.tcp import TcpGroup
 
 
@@ -37,10 +36,9 @@ def collectives_of(group: Any, timeout: float | None) -> Collectives:
             own_store = getattr(group, "store", None)
             place = None
         if torch_store.is_torch_store(own_store):
-            store = torch_store.TorchStore(own_store, deadline)
             place = place or _place(group.rank, group.world_size)
-            host = torch_store.host_of(own_store)
-            return StoreCollectives(store, *place, deadline, host=host)
+            met = torch_store.group_over(group, own_store, *place, deadline)
+            return met.collectives(deadline)
     try:
         rank, size = _place(group.rank, group.world_size)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Collective calls through a key-value store that all ranks can reach.
+"""Collective calls through a board, a key-value store that all ranks can reach.
 
 Unlike a communication library's collectives, a store shows which ranks are missing, and giving up a
 wait does no harm. Nothing read from a store is ever unpickled.
@@ -7,9 +7,8 @@ wait does no harm. Nothing read from a store is ever unpickled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from memlane._base.deadline import Deadline
 from memlane._base.msgspec import msgspec
 from memlane.errors import GroupFailed, RankMissing
 from memlane.groups.collectives import (
@@ -20,32 +19,11 @@ from memlane.groups.collectives import (
     missing_error,
     stall_of,
 )
-from memlane.groups.members import Members
+
+if TYPE_CHECKING:
+    from memlane.groups.board import BoardStore
 
 _encode = msgspec.msgpack.encode
-
-
-class Store(Protocol):
-    """A key-value store, as one rank uses it for one collective call."""
-
-    def add(self, key: str, number: int) -> int: ...
-    def set(self, key: str, value: bytes) -> None: ...
-    def get(self, key: str, timeout: float) -> bytes | None:
-        """Returns None if the key does not appear in time."""
-
-    def has(self, key: str) -> bool: ...
-    def delete(self, key: str) -> None: ...
-    def wake(self) -> None:
-        """Ends the waits of all other ranks, so that they look for leavers at once."""
-
-    def join(self, call: int) -> None:
-        """From now on this rank is in its call of that number, until `close`."""
-
-    def dead(self) -> list[int]:
-        """The ranks that lost their connection to the store in this call, as far as it knows."""
-
-    def close(self, over: bytes) -> None:
-        """Ends a wait that was given up by setting its key to `over`, if nothing else ends it."""
 
 
 class StoreCollectives(Collectives):
@@ -58,32 +36,27 @@ class StoreCollectives(Collectives):
     deleted in the next one, once a gather has shown that everybody has joined it.
 
     Args:
+        number: of the call.
         hint: returns what the error about missing ranks should say besides.
-        host: the host of the store, if it is known.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: BoardStore,
+        number: int,
         rank: int,
         size: int,
-        deadline: Deadline,
         hint: Callable[[], str] = str,
-        host: str | None = None,
     ) -> None:
-        super().__init__(rank, size, deadline, host)
+        super().__init__(rank, size, store.deadline, store.host)
         self._hint = hint
         self._store = store
+        self._call = f"memlane/{number}"
         self._own: list[str] = []
         self._rest = f"memlane/rest/{rank}"  # lists the keys that earlier calls left
         self._is_joined = False  # everybody is in this call, so nobody is in an older one
         self._step = 0
         self._is_over = False  # somebody has left this call, which all others will see
-        self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
-        number = store.add(f"memlane/calls/{rank}", 1)
-        self._call = f"memlane/{number}"
-        store.join(number)
-        self._members = Members(store, rank, size)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
@@ -96,7 +69,7 @@ class StoreCollectives(Collectives):
                 older = [key for key in self._older() if self._store.has(key)]
                 self._store.set(self._rest, _encode(self._own + older))
         finally:
-            self._store.close(_encode(self._over))
+            self._store.end()
 
     def deliver(self, src: int, make: Callable[[], Any]) -> Any:
         """`broadcast` as the only step of a call; the last rank to read the value deletes it."""
@@ -186,7 +159,7 @@ class StoreCollectives(Collectives):
             if value is not None:
                 return self._unless_over(_decoded(value, src), src)
             self._look_for_leavers()
-            if dead := self._members.dead(lambda: missing() or [src]):
+            if dead := self._dead(missing() or [src]):
                 died = dead_error(self.size, dead, self.deadline.timeout)
                 self._leave(list(dead), f"rank {self.rank}: {died}")
                 raise died
@@ -201,10 +174,13 @@ class StoreCollectives(Collectives):
                 raise error
             stall.report()
 
+    def _dead(self, awaited: Sequence[int]) -> dict[int, int]:
+        """The pids of those awaited ranks that have died, by rank."""
+        return {rank: pid for rank, pid in self._store.dead().items() if rank in awaited}
+
     def _leave(self, missing: Sequence[int], text: str) -> None:
-        self._over = {"over": [self.rank, missing, text]}
         self._own.append(f"{self._call}/left")
-        self._store.set(self._own[-1], _encode(self._over))
+        self._store.set(self._own[-1], _encode({"over": [self.rank, missing, text]}))
         self._store.wake()
         self._is_over = True
 
@@ -232,7 +208,7 @@ class StoreCollectives(Collectives):
             rank, missing, text = msgspec.convert(value["over"], _Over)
         except msgspec.ValidationError as error:
             raise _foreign(src, str(error)) from None
-        self._over, self._is_over = value, True
+        self._is_over = True
         if self.rank in missing:
             text = f"{text}; this is rank {self.rank}, which was too late: call again on all ranks"
         if missing:

@@ -1,9 +1,16 @@
-"""The store of a torch.distributed group. Imported only once the caller has imported torch."""
+"""How the ranks of a torch.distributed group meet: by the address of a board in the group's store.
+
+The first rank to come keeps the board; nothing else goes through the store, which shows no deaths.
+Imported only once the caller has imported torch.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+import weakref
 from collections.abc import Callable
-from datetime import timedelta
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -12,7 +19,28 @@ import torch.distributed as dist
 
 from memlane._base.deadline import Deadline
 from memlane._base.lifetime import start_thread, undone_by
+from memlane._base.msgspec import msgspec
+from memlane._net.addresses import Address, addresses_of, answering, own_address
 from memlane.errors import GroupFailed, RankMissing, Unsupported
+from memlane.groups.board import Board
+from memlane.groups.keys import group_keys
+from memlane.groups.tcp import BoardGroup
+
+_LOOPBACK = Address("127.0.0.1", False)
+_LONGEST = 3.0e6  # seconds
+_GRACE = 10.0
+"""Seconds that a board may take to accept a connection before it counts as gone."""
+
+
+class _Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What the rank that keeps the board writes in the group's store."""
+
+    secret: str
+    port: int
+    addresses: list[Address]
+    rank: int
+    pid: int
+    host: str  # which processes reach the board by the loopback address
 
 
 def is_process_group(group: object) -> bool:
@@ -21,7 +49,7 @@ def is_process_group(group: object) -> bool:
 
 
 def is_torch_store(store: object) -> bool:
-    """Whether it is one: groups that are not torch's own may have one, too."""
+    """For groups that are not torch's own but have a torch store."""
     return dist.is_available() and isinstance(store, dist.Store)
 
 
@@ -35,7 +63,61 @@ def store_of(group: Any) -> Any:
         raise Unsupported(f"this process group has no store: {error}") from None
 
 
-def host_of(store: Any) -> str | None:
+def group_over(group: Any, store: Any, rank: int, size: int, deadline: Deadline) -> BoardGroup:
+    """Returns the part of this process in `group`, from its first call to the group's end.
+
+    Raises:
+        RankMissing: the store has not answered by the deadline, or the rank that keeps the board
+            has died.
+        GroupFailed: the store is gone.
+    """
+    part = _parts.get(id(group))
+    if part is None:
+        end = weakref.finalize(group, _leave, id(group))
+        end.atexit = False  # the part itself ends with the interpreter
+        with undone_by(end.detach):
+            part = _parts[id(group)] = _meet(store, rank, size, deadline)
+    return part
+
+
+_parts: dict[int, BoardGroup] = {}
+
+
+def _leave(group: int) -> None:
+    _parts.pop(group).close()
+
+
+def _meet(store: Any, rank: int, size: int, deadline: Deadline) -> BoardGroup:
+    exchange = _Exchange(store, rank, deadline)
+    offer = exchange.meet()
+    if offer is None:
+        secret = secrets.token_hex()
+        keys, own_host = group_keys(secret), own_address(_host_of(store))
+        addresses = [*([] if own_host is None else addresses_of(own_host)), _LOOPBACK]
+        board = Board(list(dict.fromkeys(addresses)), 0, keys, size)
+        with undone_by(board.close):
+            own = _Offer(secret, board.port, board.addresses, rank, os.getpid(), _network())
+            offer = exchange.meet(own) or own
+            if offer == own:
+                at = board.addresses[-1:]
+                return BoardGroup(rank, size, keys, at, board.port, board, rank)
+        board.close()
+    is_here = offer.host == _network() != ""
+    reached = [each for each in offer.addresses if is_here or not each.is_loopback]
+    patience = deadline.left(_GRACE)
+    address, has_answered = answering(reached or offer.addresses, offer.port, patience)
+    if not has_answered:
+        raise RankMissing(
+            f"rank {offer.rank} (pid {offer.pid}), which keeps the group's board at "
+            f"{address.at(offer.port)}, has died or cannot be reached",
+            deadline.timeout,
+            (offer.rank,),
+        )
+    keys = group_keys(offer.secret)
+    return BoardGroup(rank, size, keys, [address], offer.port, None, offer.rank)
+
+
+def _host_of(store: Any) -> str | None:
     """Returns the host of a TCPStore; None of another kind."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
@@ -43,164 +125,82 @@ def host_of(store: Any) -> str | None:
     return host if isinstance(host, str) else None
 
 
-class TorchStore:
-    """A torch store for one collective call.
+def _network() -> str:
+    """The kernel's boot id and the network namespace; "" where /proc does not show them."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return ""
+
+
+class _Exchange:
+    """A rank's requests to the store of its group.
 
     A torch operation cannot be cancelled, and blocks while the process that hosts the store is
     stopped. So operations run in a thread, over their own connection, so that other users of the
-    group's store are not blocked with them. Waits for a key lock their connection, so they have
-    another thread and connection. A wait that times out prints warnings, so an abandoned wait
-    continues until its key is set.
-
-    Raises:
-        RankMissing: the store has not answered by the deadline.
-        GroupFailed: it is gone.
+    group's store are not blocked with them. Groups may be made anew over the same store: each rank
+    counts the groups in which it has met the others, and the offers have that number.
     """
 
-    def __init__(self, store: Any, deadline: Deadline) -> None:
+    def __init__(self, store: Any, rank: int, deadline: Deadline) -> None:
         self._deadline = deadline
-        self._has_answered = False
-        self._operations = _Line()
-        self._waits: _Line | None = None
-        self._wait: tuple[str, _Answer] | None = None
-        with undone_by(self._operations.end):
-            # Fails at once if the store is gone; a new connection would retry for long.
-            self._ask(lambda: store.check(["memlane"]))
-            self._store = self._ask(lambda: _clone(store))
+        self._is_given_up = False
+        self._count = f"memlane/met/{rank}"
+        # Fails at once if the store is gone; a new connection would retry for long.
+        self._ask(lambda: store.check(["memlane"]))
+        self._store = self._ask(lambda: store.clone() if hasattr(store, "clone") else store)
+        met = self._ask(lambda: self._store.add(self._count, 0))
+        self._key = f"memlane/board/{met}"
 
-    def add(self, key: str, number: int) -> int:
-        return int(self._ask(lambda: self._store.add(key, number)))
+    def meet(self, own: _Offer | None = None) -> _Offer | None:
+        """Returns the board that was offered first, maybe `own`; None if there is none yet."""
+        text = "" if own is None else msgspec.json.encode(own).decode()
 
-    def set(self, key: str, value: bytes) -> None:
-        self._ask(lambda: self._store.set(key, value))
+        def meet() -> bytes:
+            if own is None and not self._store.check([self._key]):
+                return b""
+            first: bytes = self._store.compare_set(self._key, "", text)
+            self._store.add(self._count, 1)
+            if self._is_given_up:  # the next call begins anew
+                self._store.add(self._count, -1)
+                if first == text.encode():
+                    self._store.delete_key(self._key)
+            return first
 
-    def get(self, key: str, timeout: float) -> bytes | None:
-        """Returns None after `_SLICE`, too, because `wake` cannot end a wait."""
-        if not self.has(key):
-            if timeout <= 0:
-                return None
-            if self._wait is None:
-                self._wait = key, self._begin_wait(key)
-            if _ended(self._wait[1], min(timeout, _SLICE)) is None:
-                return None
-            self._wait = None
-        elif self._wait is not None and self._wait[0] == key:
-            self._ask_for(self._wait[1])
-            self._wait = None
-        return bytes(self._ask(lambda: self._store.get(key)))
-
-    def has(self, key: str) -> bool:
-        return bool(self._ask(lambda: self._store.check([key])))
-
-    def delete(self, key: str) -> None:
-        self._ask(lambda: self._store.delete_key(key))
-
-    def wake(self) -> None:
-        """Does nothing, as no wait here can be ended: it looks again after a slice."""
-
-    def join(self, call: int) -> None:
-        """The store keeps nothing about connections."""
-
-    def dead(self) -> list[int]:
-        """None: the store does not show the connections of the others."""
-        return []
-
-    def close(self, over: bytes) -> None:
+        offer = self._ask(meet)
         try:
-            if self._wait is not None:
-                key, answer = self._wait
-                self.set(key, over)
-                self._ask_for(answer)
-        finally:
-            for line in (self._operations, self._waits):
-                if line is not None:
-                    line.end()
-            del self._store
+            return msgspec.json.decode(offer, type=_Offer) if offer else None
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise GroupFailed(f"the group's store holds an invalid board: {error}") from None
 
     def _ask(self, operation: Callable[[], Any]) -> Any:
-        return self._ask_for(self._operations.begin(operation))
+        outcome: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
 
-    def _ask_for(self, answer: _Answer) -> Any:
-        left = self._deadline.left(_LONGEST)
-        if self._has_answered:
-            # A working store answers at once, even after the deadline, to name the missing ranks.
-            left = max(left, _GRACE)
-        ended = _ended(answer, left)
-        if ended is None:
+        def run() -> None:
+            try:
+                outcome.put((operation(), None))
+            except Exception as error:
+                outcome.put((None, error))
+
+        thread = Thread(target=run, name="memlane-store", daemon=True)
+        start_thread(thread)
+        try:
+            value, error = outcome.get(timeout=self._deadline.left(_LONGEST))
+        except BaseException as reason:
+            self._is_given_up = True
+            if not isinstance(reason, Empty):  # but a signal handler's
+                raise
             raise RankMissing(
                 f"timed out after {self._deadline.timeout} s waiting for the store of the process "
                 f"group: the process that keeps it (usually rank 0's) is stopped, busy or "
                 f"unreachable",
                 self._deadline.timeout,
-            )
-        self._has_answered = True
-        return ended[0]
-
-    def _begin_wait(self, key: str) -> _Answer:
-        if self._waits is None:
-            self._waits = _Line()
-        timeout = timedelta(seconds=self._deadline.left(_LONGEST) + _BEYOND)
-        return self._waits.begin(lambda: _clone(self._store).wait([key], timeout))
-
-
-_LONGEST = 3.0e6
-_SLICE = 0.2  # seconds after which a rank that waits looks who has died or left
-_GRACE = 3.0  # seconds; enough for torch's threads to be scheduled even on a busy machine
-# Seconds that a wait may outlast its call; `close` ends it before that.
-_BEYOND = 60.0
-
-_Answer = SimpleQueue[tuple[Any, Exception | None]]
-"""Receives the value of an operation, or its error, once it has ended."""
-
-
-class _Line:
-    """A thread that runs store operations one after another. An operation that never ends blocks
-    only this thread."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
-        self._pending = 0
-        self._thread = Thread(target=self._run, name="memlane-store", daemon=True)
-        start_thread(self._thread)
-
-    def begin(self, call: Callable[[], Any]) -> _Answer:
-        answer: _Answer = SimpleQueue()
-        self._pending += 1
-        self._calls.put((call, answer))
-        return answer
-
-    def end(self) -> None:
-        """Ends the thread after what was begun; waits for it if nothing is pending."""
-        self._calls.put(None)
-        if self._pending == 0:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            call, answer = asked
-            outcome: tuple[Any, Exception | None]
-            try:
-                outcome = call(), None
-            except Exception as error:
-                outcome = None, error
-            del asked, call
-            self._pending -= 1
-            answer.put(outcome)
-
-
-def _ended(answer: _Answer, timeout: float) -> tuple[Any] | None:
-    """The value of an operation, as a tuple; None if it does not end in time."""
-    try:
-        value, error = answer.get(timeout=timeout)
-    except Empty:
-        return None
-    if isinstance(error, RuntimeError):
-        text = f"the store of the process group does not answer: {error}"
-        raise GroupFailed(text) from error
-    if error is not None:
-        raise error
-    return (value,)
-
-
-def _clone(store: Any) -> Any:
-    return store.clone() if hasattr(store, "clone") else store  # since torch 2.8
+            ) from None
+        thread.join()
+        if isinstance(error, RuntimeError):
+            text = f"the store of the process group does not answer: {error}"
+            raise GroupFailed(text) from error
+        if error is not None:
+            raise error
+        return value
