@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from memlane import (
     InvalidArgument,
     InvalidType,
     Ticket,
+    WorkerDied,
     WorkerError,
     WorkerGroup,
 )
@@ -60,6 +62,31 @@ def test_processes_of_their_own(start_method: str) -> None:
     """A worker starts in every way of multiprocessing, with its environment."""
     peer = start(one_worker, start_method)
     assert peer.result() == (["0"], [(0, "x")], None, [0])
+
+
+SERVING = (
+    "import sys; from memlane import Ticket, serve; from tests.workers.roles import Model; "
+    "serve(Ticket.from_json(sys.argv[1]), Model)"
+)
+
+
+def test_workers_of_another_program() -> None:
+    """They start with a ticket as text, are known by their pids, and end with the group."""
+    programs: list[subprocess.Popen[bytes]] = []
+
+    def start_program(ticket: Ticket) -> None:
+        command = [sys.executable, "-c", SERVING, ticket.to_json()]
+        programs.append(subprocess.Popen(command, cwd=Path(__file__).parents[2]))
+
+    group: WorkerGroup[Model]
+    with WorkerGroup(None, 1, start=start_program, timeout=PATIENCE) as group:
+        assert group.call(Model.step, 1) == [(0, 1)]
+        assert group.pids == [programs[0].pid]
+        with pytest.raises(WorkerDied):
+            group.call(Model.dies)
+        group.replace(0)
+        assert group[0].call(Model.step, 2) == [(0, 2)]
+    assert [program.wait(PATIENCE) for program in programs] == [-signal.SIGKILL, 0]
 
 
 def test_answers_by_rank() -> None:

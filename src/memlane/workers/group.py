@@ -119,10 +119,13 @@ class WorkerGroup(Workers[W], Owned):
 
     Args:
         factory: a class, or a function that returns a worker; picklable, unless `start_method` is
-            "fork".
+            "fork". None with `start`.
         world: number of workers.
         args, kwargs: further arguments of the factory.
         start_method: of multiprocessing: "spawn", "fork" or "forkserver".
+        start: starts a worker in another way: gets the ticket with which its process, of this host
+            and user, calls `serve`. Returns that process (with pid, exitcode, join and kill), or
+            None if it is nobody's to kill.
         env: returns changes to the environment of a rank, {"CUDA_VISIBLE_DEVICES": "0"}.
         on_death: "raise": calls raise `WorkerDied` until `replace` is called. "replace": a worker
             that has died is replaced before the next call. "restart": so are all others, which may
@@ -149,12 +152,13 @@ class WorkerGroup(Workers[W], Owned):
 
     def __init__(
         self,
-        factory: Callable[..., W],
+        factory: Callable[..., W] | None,
         world: int,
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         start_method: str = "spawn",
+        start: Callable[[Ticket], Any] | None = None,
         env: Callable[[int], Mapping[str, str]] = lambda rank: {},
         on_death: Literal["raise", "replace", "restart"] = "raise",
         recover: Callable[[WorkerGroup[W], list[int]], object] | None = None,
@@ -164,8 +168,10 @@ class WorkerGroup(Workers[W], Owned):
     ) -> None:
         self.world = integer_from("world", world, 1, _MOST_WORKERS)
         most = integer_from("max_in_flight", max_in_flight, 1, 1 << 16)
-        self._starter = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}))
-        self._starter.prepare()
+        if start is None:
+            start = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}))
+            start.prepare()
+        self._start = start
         if on_death not in _ON_DEATH:
             raise InvalidArgument(f"on_death must be one of {_ON_DEATH}, not {on_death!r}")
         deadline = Deadline(timeout)
@@ -209,7 +215,7 @@ class WorkerGroup(Workers[W], Owned):
         start = self._table.start(rank)
         ticket = Ticket(rank, self.world, calls, self._gather.export_handle(rank), lane)
         with shielded():
-            self._processes.add(Process(rank, self._starter(ticket)))
+            self._processes.add(Process(rank, self._start(ticket)))
         return start
 
     def _until_ready(self, starts: list[Pending], deadline: Deadline) -> None:
@@ -233,6 +239,8 @@ class WorkerGroup(Workers[W], Owned):
                 if self._is_ready:  # else all are killed
                     self._answers.note_death(rank)
                 raise failure
+            for rank, pid in start.values.items():
+                self._processes.of(rank).pid = pid
         if not is_over:
             late = [rank for start in starts for rank in start.missing]
             raise self._answers.late("workers were not ready", late, deadline.timeout)
