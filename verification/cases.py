@@ -40,6 +40,7 @@ BASES = (
     Run("ring", "CHUNKS=2 READERS=1 CLOSES ABANDONS HOLDS"),
     Run("ring", "CHUNKS=1 READERS=2 CLOSES ABANDONS"),
     Run("ring", "CHUNKS=2 READERS=2"),
+    Run("ring", "CHUNKS=1 READERS=1 SIGNALS"),
     Run("ring", "CHUNKS=1 READERS=1", liveness=True),
     Run("ring", "CHUNKS=2 READERS=1", liveness=True),
     Run("wait", "CAPACITY=1 READERS=1 CLOSES SIGNALS"),
@@ -186,6 +187,12 @@ VARIANTS = (
     ),
     ring("leave.load of the writer", "relaxed, not acquire", "CLOSES LEAVE_LOAD_RELAXED_WRITER"),
     ring("holds_next", "not asked", "HOLDS NO_HOLDS_NEXT", size="CHUNKS=2 READERS=1"),
+    ring(
+        "look_for_signals",
+        "after publish.store",
+        "SIGNALS LOOKED_AFTER_PUBLISH",
+        "raised_is_unsent",
+    ),
     wait("wait_until: full_fence", "left out", "NO_FENCE_IN_WAIT"),
     wait("wait_until: ready() after park.store", "left out", "NOT_ASKED_AGAIN"),
     wait("wake.load", "relaxed, not acquire", "WAKE_LOAD_RELAXED"),
@@ -260,6 +267,9 @@ VARIANTS = (
         "PROCESSES=3",
     ),
     death("release", "without the lock", "RELEASED_WITHOUT_LOCK", "living_are_not_released"),
+    death(
+        "release", "does not wait for who is ending", "ENDING_NOT_WAITED_FOR", "dead_are_released"
+    ),
     unnoticed("wait_until: look", "left out after a slice", "NOT_LOOKED"),
     unnoticed("pthread_atfork", "the child keeps the lock's descriptor", "COPY_STAYS_OPEN"),
     unnoticed("export_handle", "before join", "HANDLE_BEFORE_JOIN"),

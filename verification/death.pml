@@ -15,6 +15,7 @@
  *   messages_first        a reader is told that the writer died or closed only after all complete messages
  *   place_is_taken_once   a reader's place is joined at most once, and never after it was released
  *   living_are_not_released
+ *   dead_are_released     a release of who is known to be dead works, also while the kernel is still ending the process
  *   (LIVENESS) every_death_is_noticed, under weak fairness: by a reader that waits for the writer, and by a
  *     writer that goes on calling, whatever a forked child or somebody who wants the place does
  *
@@ -60,6 +61,7 @@ bit death_has_a_pid = 1;
 bit messages_first = 1;
 bit place_is_taken_once = 1;
 bit living_are_not_released = 1;
+bit dead_are_released = 1;
 
 #ifdef JOIN_RELAXED
 #define STORE_JOIN store_relaxed
@@ -128,6 +130,13 @@ inline presence(who, slot) {
 
 /* The writer, for a reader who is dead or absent: the lock is its own from then on. */
 inline release_reader() {
+    is_known = (joined && killed[joined - 1] && !has_closed[joined - 1]);   /* by a pidfd, or as a zombie */
+#ifndef ENDING_NOT_WAITED_FOR
+    if
+    :: is_known -> d_step { lock_of[1] == 0 || lock_of[1] == 1 + WRITER -> lock_of[1] = 1 + WRITER }
+    :: else
+    fi;
+#endif
     d_step {
         if
 #ifdef RELEASED_WITHOUT_LOCK
@@ -152,11 +161,17 @@ inline release_reader() {
         }
     :: else
     fi;
+    d_step {
+        dead_are_released = (!is_known || is_released);
+        assert(dead_are_released);
+        is_known = 0
+    }
     seen = 0
 }
 
 proctype writer() {
     byte seen, its_pid;
+    bit is_known;
     {
 #ifdef JOINED_BEFORE_LOCKED
         join(WRITER, 0);

@@ -13,6 +13,7 @@
  *   whole_and_next   what a reader reads is whole, and is its next message: no torn read, none repeated or skipped
  *   published_to_all nothing is read before it is published, which shows it to all readers at once
  *   all_before_end   a reader that is told that the writer closed has had all messages
+ *   raised_is_unsent (SIGNALS) a call that a signal's handler ends by raising has published nothing
  *   no deadlock, and (LIVENESS) every_message_arrives, under weak fairness
  *
  * Some orderings are there twice: without retract, or with a reader that looks at `written` first, all data would still
@@ -42,6 +43,7 @@ byte position_of[READERS];
 bit whole_and_next = 1;
 bit published_to_all = 1;
 bit all_before_end = 1;
+bit raised_is_unsent = 1;
 
 #ifdef RESET_RELAXED
 #define STORE_RESET store_relaxed
@@ -59,6 +61,18 @@ bit all_before_end = 1;
 #define STORE_LEAVE store_release
 #endif
 
+#ifdef SIGNALS
+/* A handler runs, and raises or not: in Python only where the call looks for signals. */
+inline look_for_signals() {
+    if
+    :: raised = 1
+    :: true
+    fi
+}
+#else
+inline look_for_signals() { skip }
+#endif
+
 inline is_done(r) {
     load(WRITER, CONSUMED_BY(chunk, r), done);      /* SYNC consume.load */
 #ifdef CLOSES
@@ -74,9 +88,11 @@ inline is_done(r) {
 }
 
 proctype writer() {
-    byte chunk, free, done, r;
+    byte chunk, free, done, r, before;
+    bit raised;
     do
     :: chunk = published % CHUNKS;
+       before = published;
 #ifdef CONSUME_LOAD_RELAXED
        store_relaxed(WRITER, DATA(chunk), published + 1);
 #endif
@@ -117,9 +133,25 @@ proctype writer() {
               STORE_RESET(WRITER, CONSUMED_BY(chunk, r), 0)     /* SYNC reset.store */
           }
           r = 0;
-          atomic {
-              STORE_PUBLISH(WRITER, WRITTEN(chunk), 1);         /* SYNC publish.store */
-              published = (published + 1) % PERIOD
+#ifndef LOOKED_AFTER_PUBLISH
+          look_for_signals();
+#endif
+          if
+          :: !raised ->
+              atomic {
+                  STORE_PUBLISH(WRITER, WRITTEN(chunk), 1);     /* SYNC publish.store */
+                  published = (published + 1) % PERIOD
+              }
+#ifdef LOOKED_AFTER_PUBLISH
+              look_for_signals()
+#endif
+          :: else
+          fi;
+          d_step {
+              raised_is_unsent = (!raised || published == before);
+              assert(raised_is_unsent);
+              raised = 0;
+              before = 0
           }
        fi
 #ifdef CLOSES
