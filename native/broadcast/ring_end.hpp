@@ -1,13 +1,17 @@
 // What both ends of a ring share: a participant slot, a position, and the wait until everybody has attached.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "broadcast/chunk_space.hpp"
 #include "broadcast/lease.hpp"
 #include "broadcast/left_file.hpp"
 #include "broadcast/ring_layout.hpp"
+#include "core/deaths.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"
@@ -33,9 +37,10 @@ public:
     // How many messages this end has published or taken.
     std::uint64_t messages() const noexcept { return position_ - first_; }
 
-    // Waits until the writer and every reader that is not late have attached, or one of them dies, or the writer closes.
+    // Waits until the writer and every reader that is not late have attached, or one of them dies, or the writer closes. Looks
+    // at once when one of the processes `expected` ends.
     template <class Look>
-    core::Outcome wait_for_all(os::Deadline deadline, Look&& look) {
+    core::Outcome wait_for_all(os::Deadline deadline, Look&& look, std::vector<std::uint64_t> expected = {}) {
         const std::size_t count = 1 + ring_.geometry().n_reader;
         std::optional<std::size_t> dead;
         const auto find_dead = [&] {
@@ -52,8 +57,9 @@ public:
         const auto all_here = [&] { return is_stopping() || has_writer_closed() || !is_anybody_absent(); };
         core::Spinner spinner(count, os::usable_cores());
         const core::Waiting waiting(participants_.slot(slot_), core::SlotActivity::attaching);
+        const core::PeerAlarm::Wider wider(alarm_, count, std::move(expected));
         const core::WaitResult result =
-            core::wait_until({&segment_->header().membership}, spinner, deadline, all_here,
+            core::wait_until({&participants_.membership(), nullptr, &alarm_}, spinner, deadline, all_here,
                              [&](core::LookReason reason) { return find_dead() || look(reason); });
         if (is_stopping()) return {core::Status::closed};
         if (find_dead()) return {core::Status::peer_died, *dead};
@@ -90,6 +96,9 @@ public:
         participants_.leave(slot_);
         core::wake_always(is_writer() ? &ring_.waits().published : &ring_.waits().consumed);
     }
+
+    // Call it before the segment is left.
+    void ignore_deaths() noexcept { alarm_.leave(); }
 
     // Call it before the lock is dropped: shows the last end to leave what is still referred to here.
     void mark_survivors() noexcept {
@@ -136,7 +145,9 @@ protected:
           spinner_(1 + geometry.n_reader, os::usable_cores()),
           first_(first),
           position_(first),
-          slot_(slot) {}
+          slot_(slot),
+          alarm_(participants_, slot, is_writer() ? 1 + geometry.n_reader : 1,
+                 is_writer() ? ring_.waits().consumed : ring_.waits().published) {}
 
     bool is_writer() const noexcept { return slot_ == kWriterSlot; }
     bool is_ring_kept() const noexcept {
@@ -161,6 +172,11 @@ protected:
 
 private:
     const std::size_t slot_;
+
+protected:
+    core::PeerAlarm alarm_;  // a reader waits for its writer, a writer for all
+
+private:
     bool closing_ = false;  // atomic: set by another thread
 };
 

@@ -83,11 +83,12 @@ private:
         }
         bool sleep(os::Nanoseconds until) const noexcept { return asleep_.sleep(until); }
         void unpark() const noexcept { asleep_.unpark(); }
+        bool take_alarm() const noexcept { return asleep_.take_alarm(); }
 
     private:
         static std::vector<core::WaitPoint> points_of(const std::vector<RingReader*>& readers) {
             std::vector<core::WaitPoint> points;
-            for (const RingReader* reader : readers)
+            for (RingReader* reader : readers)
                 if (reader != nullptr) points.push_back(reader->wait_point());
             return points;
         }

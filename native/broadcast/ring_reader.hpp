@@ -189,8 +189,8 @@ public:
     std::uint64_t skipped() const noexcept { return skipped_; }
 
     // For a thread that watches. A message that cannot be taken because this reader keeps its chunk counts as ready.
-    core::WaitPoint wait_point() const noexcept final {
-        return {&ring_.waits().published, &ring_.parked_readers()[reader_]};
+    core::WaitPoint wait_point() noexcept final {
+        return {&ring_.waits().published, &ring_.parked_readers()[reader_], &alarm_};
     }
     bool is_ready() noexcept final { return is_stopping() || is_published() || has_writer_closed() || is_writer_dead_; }
     bool look() final { return is_writer_dead_ = is_writer_dead(); }

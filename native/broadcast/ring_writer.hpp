@@ -181,7 +181,9 @@ public:
     bool is_deserted() const noexcept { return is_deserted_; }
 
     // For a thread that watches. A lack of space is tried again: nobody tells when others free some.
-    core::WaitPoint wait_point() const noexcept final { return {&ring_.waits().consumed, &ring_.waits().writer_parked}; }
+    core::WaitPoint wait_point() noexcept final {
+        return {&ring_.waits().consumed, &ring_.waits().writer_parked, &alarm_};
+    }
     bool is_ready() noexcept final { return is_stopping() || first_dead() || (!lacks_space_ && is_free()); }
     bool look() final {
         look_at_readers(os::monotonic_now());

@@ -147,6 +147,9 @@ public:
         return load_acquire(slots_[i].state);
     }
 
+    // The futex word that tells that somebody joined or left.
+    std::uint32_t& membership() const noexcept { return segment_.header().membership; }
+
     // How often the slot was opened again; for a process that attaches only under the slot's lock.
     std::uint32_t openings(std::size_t i) const noexcept { return load_relaxed(slots_[i].openings); }
 

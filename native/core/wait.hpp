@@ -83,11 +83,29 @@ private:
     unsigned next_skip_ = 1;
 };
 
+// Makes a sleeper look for deaths before its slice is over (deaths.hpp).
+class Alarm {
+public:
+    // Call it before each sleep: whoever has joined since is watched, too.
+    virtual void follow() noexcept = 0;
+    // Whether it has rung since the last time. Call it once the sleeper has parked.
+    virtual bool take() noexcept = 0;
+
+protected:
+    ~Alarm() = default;
+};
+
 // Where a participant sleeps: a futex word that several may share, and a byte of its own that says that it sleeps.
-// Without that byte (`parked` null) the waker must always wake.
+// Without that byte (`parked` null) the waker must always wake. What rings the alarm increments the word, too.
 struct WaitPoint {
     std::uint32_t* word;
     std::uint8_t* parked = nullptr;
+    Alarm* alarm = nullptr;
+
+    void follow() const noexcept {
+        if (alarm != nullptr) alarm->follow();
+    }
+    bool take_alarm() const noexcept { return alarm != nullptr && alarm->take(); }
 
     // Returns the word as it is before the byte is set.
     std::uint32_t park() const noexcept {
@@ -109,7 +127,11 @@ class SleepAtOne {
 public:
     explicit SleepAtOne(WaitPoint point) noexcept : point_(point) {}
 
-    void park() noexcept { seen_ = point_.park(); }
+    void park() noexcept {
+        point_.follow();
+        seen_ = point_.park();
+    }
+    bool take_alarm() const noexcept { return point_.take_alarm(); }
     // True if a signal came.
     bool sleep(os::Nanoseconds until) const noexcept { return os::futex_wait(point_.word, seen_, until); }
     void unpark() const noexcept { point_.unpark(); }
@@ -126,9 +148,15 @@ public:
 
     void park() noexcept {
         for (std::size_t i = 0; i < points_.size(); ++i) {
+            points_[i].follow();
             words_[i].word = points_[i].word;
             words_[i].expected = points_[i].park();
         }
+    }
+    bool take_alarm() const noexcept {
+        bool any = false;
+        for (const WaitPoint& point : points_) any |= point.take_alarm();
+        return any;
     }
     bool sleep(os::Nanoseconds until) const noexcept {
         errno = 0;
@@ -147,8 +175,8 @@ private:
 enum class WaitResult { ready, timed_out, interrupted };
 enum class LookReason { slice, signal, giving_up };
 
-// Waits until ready() is true. Calls `look(reason)` after every slice, after every signal, and before the wait times
-// out; if it returns true, the wait ends as `interrupted`. The first slice takes 100 ms, and each one twice as long as
+// Waits until ready() is true. Calls `look(reason)` after every slice and alarm, after every signal, and before the wait
+// times out; if it returns true, the wait ends as `interrupted`. The first slice takes 100 ms, and each one twice as long as
 // the one before as far as longest() allows. If ready() is true at once, there is no system call; if it becomes true
 // during the spin, the only system calls are yields of the core.
 template <class Sleep, class Ready, class Look, class Longest>
@@ -166,12 +194,13 @@ WaitResult wait_asleep(Sleep asleep, Spinner& spinner, os::Deadline deadline, Re
         asleep.park();
         full_fence();
         const bool at_once = ready();
-        const bool signalled = !at_once && asleep.sleep(std::min(next_look, deadline.at()));
+        const bool alarmed = !at_once && asleep.take_alarm();
+        const bool signalled = !at_once && !alarmed && asleep.sleep(std::min(next_look, deadline.at()));
         asleep.unpark();
-        if (at_once || ready()) return WaitResult::ready;
+        if (at_once || (!alarmed && ready())) return WaitResult::ready;
         const os::Nanoseconds now = os::monotonic_now();
         const bool is_over = deadline.passed(now);
-        if (is_over || signalled || now >= next_look) {
+        if (is_over || signalled || alarmed || now >= next_look) {
             const LookReason reason = is_over     ? LookReason::giving_up
                                       : signalled ? LookReason::signal
                                                   : LookReason::slice;

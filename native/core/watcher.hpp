@@ -15,6 +15,7 @@
 //
 // Cost, of an end that is watched: a lock, a fence and two loads for each call; a write and a read of an eventfd where the
 // end has become readable and quiet again. Idle: each thread looks at its ends twice a second, with a system call for each.
+// A death wakes it earlier (deaths.hpp).
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ namespace memlane::core {
 class Watched {
 public:
     // Both words stay where they are while the end is watched.
-    virtual WaitPoint wait_point() const noexcept = 0;
+    virtual WaitPoint wait_point() noexcept = 0;
     // Whether a call would not wait, as far as somebody tells that.
     virtual bool is_ready() noexcept = 0;
     // Whether a call would not wait for another reason, such as a death. May make system calls.
@@ -112,7 +113,8 @@ public:
 
     // `is_ready`: it is, whatever the end says.
     void resume(bool is_ready = false) noexcept {
-        if (!is_here()) return;
+        if (!is_here() || end_ == nullptr) return;
+        end_->wait_point().follow();  // without the lock: it takes that of forks, and a fork's that of lanes
         const std::lock_guard guard(lane_->mutex());
         if (end_ == nullptr) return;
         is_ready_anyway_ = is_ready;
@@ -121,7 +123,7 @@ public:
         state_ = State::armed;
         park();
         full_fence();
-        if (end_->is_ready()) show();
+        if (end_->is_ready() || (end_->wait_point().take_alarm() && finds())) show();
     }
 
     // Whether the descriptor is readable by now. Makes a system call if it may be so no more.
@@ -180,7 +182,7 @@ private:
 
     // `is_due`: also for what nobody tells. True: it is to be parked.
     bool look(bool is_due) noexcept {
-        if (state_ == State::armed && (end_->is_ready() || (is_due && finds()))) show();
+        if (state_ == State::armed && (end_->is_ready() || ((end_->wait_point().take_alarm() || is_due) && finds()))) show();
         // What was there may be gone without a call: a chunk that a view kept.
         if (state_ != State::readable || is_ready_anyway_ || end_->is_ready() || finds()) return false;
         hide();

@@ -1,12 +1,16 @@
-// Descriptors that become readable: when somebody says so, at a time, or when one of several is.
+// Descriptors that become readable: when somebody says so, at a time, when a process has ended, or when one of several is.
 #pragma once
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "os/clock.hpp"
 #include "os/file.hpp"
@@ -55,11 +59,31 @@ inline FileDescriptor make_poller() {
     return poller;
 }
 
-// The poller is readable while the other is.
-inline void watch(const FileDescriptor& poller, const FileDescriptor& other) {
+// Readable once the process has ended, all its threads, and its files are closed. Throws if there is none, or if the system
+// refuses (before Linux 5.3, or in a container that forbids it).
+inline FileDescriptor open_process(std::uint64_t pid) {
+    constexpr long kPidfdOpen = 434;  // on every architecture; older headers lack it
+    const long made = ::syscall(kPidfdOpen, static_cast<pid_t>(pid), 0);
+    FileDescriptor process = beyond_standard_streams(FileDescriptor(static_cast<int>(made)));
+    if (!process.is_open()) throw_errno("cannot watch process " + std::to_string(pid));
+    return process;
+}
+
+// The poller is readable while the other is; wait_for_event() then returns `number`.
+inline void watch(const FileDescriptor& poller, const FileDescriptor& other, std::uint64_t number = 0) {
     epoll_event event{};
     event.events = EPOLLIN;
+    event.data.u64 = number;
     if (::epoll_ctl(poller.get(), EPOLL_CTL_ADD, other.get(), &event) != 0) throw_errno("cannot watch a descriptor");
+}
+
+// Waits until something that the poller watches is readable; returns the number of one. Nothing if the poller was closed.
+inline std::optional<std::uint64_t> wait_for_event(const FileDescriptor& poller) noexcept {
+    epoll_event event{};
+    for (;;) {
+        if (::epoll_wait(poller.get(), &event, 1, -1) == 1) return std::uint64_t{event.data.u64};
+        if (errno != EINTR) return std::nullopt;
+    }
 }
 
 }  // namespace memlane::os

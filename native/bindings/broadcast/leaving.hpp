@@ -11,6 +11,7 @@ namespace memlane::bindings {
 
 template <class Core>
 void leave_ring(std::shared_ptr<Core> core, core::Segment& segment) {
+    core->ignore_deaths();
     if (segment.is_own()) {
         core->mark_survivors();
         core->keep_file();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -290,11 +291,13 @@ protected:
         return false;
     }
 
-    // `watch` is checked like a `cancel`, so that it can raise what else ends the wait.
+    // `watch` is checked like a `cancel`, so that it can raise what else ends the wait; at once when one of its `pids` ends.
     void wait_for_everybody(nb::handle timeout, nb::handle watch) {
+        std::vector<std::uint64_t> pids;
+        if (!watch.is_none()) pids = nb::cast<std::vector<std::uint64_t>>(watch.attr("pids"));
         const os::Deadline deadline = deadline_of(timeout);
         Interruption look(self(), core().segment(), "ready", watch);
-        const core::Outcome outcome = without_gil([&, &end = core()] { return end.wait_for_all(deadline, look); });
+        const core::Outcome outcome = without_gil([&, &end = core()] { return end.wait_for_all(deadline, look, pids); });
         if (outcome.status == core::Status::ok) return;
         if (outcome.status == core::Status::peer_closed) raise_failure(self(), "writer_left");
         if (outcome.status != core::Status::timed_out) raise_outcome(outcome);

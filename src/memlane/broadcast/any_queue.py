@@ -163,7 +163,8 @@ class AnyQueue(Owned, Generic[M]):
         read or close it.
 
         Then call `dequeue(timeout=0)`, which may still raise `TimedOut`: the descriptor is quiet
-        again within 0.1 s of the last message, and says that a writer has died within a second.
+        again within 0.1 s of the last message. It shows the death of a writer within a second, and
+        at once where the system has pidfds.
 
         Raises:
             WrongRole: this object only sends.

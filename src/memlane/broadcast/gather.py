@@ -447,6 +447,8 @@ class _Coming:
 
     def __init__(self, reader: _Reader, starting: Starting) -> None:
         self._reader, self._starting = reader, starting
+        here = [ring.pids() for ring in reader.rings if not ring.native.is_closed]
+        self.pids = [*set(starting.pids).union(*here)]
 
     def is_set(self) -> bool:
         for ring in self._reader.rings:

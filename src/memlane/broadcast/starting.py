@@ -58,6 +58,11 @@ class Starting:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    @property
+    def pids(self) -> list[int]:
+        """Those whose ends a native wait is to notice at once."""
+        return list(self._processes)
+
     def wake(self, poller: select.poll) -> None:
         """Makes the end of a process wake the thread that sleeps on `poller`."""
         for descriptor in self._watched:

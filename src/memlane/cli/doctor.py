@@ -226,9 +226,10 @@ _RULES = [Rule(*row) for row in (
     ("ok", "pagemap", lambda m: m.pagemap, "large arrays are lent, not copied twice"),
     ("note", "pagemap", _always, "/proc/self/pagemap cannot be read: large arrays are copied"),
 
-    ("ok", "pidfd_open", lambda m: m.pidfd_open, "ends of other processes are noticed"),
+    ("ok", "pidfd_open", lambda m: m.pidfd_open, "ends of other processes are noticed at once"),
     ("note", "pidfd_open", _always,
-     "not allowed here: `memlane export --ends-with`, Mooncake's tier and memlane.testing need it",
+     "not allowed here: a death is noticed within a second, not at once; and `memlane export "
+     "--ends-with`, Mooncake's tier and memlane.testing need it",
      "allow it in the seccomp profile; newer container runtimes do"),
 
     ("ok", "system calls", lambda m: not m.lacking, "futex_waitv and io_uring are allowed"),

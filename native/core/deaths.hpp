@@ -1,0 +1,207 @@
+// Ends a sleep when the process of a peer ends, so that the sleeper looks for deaths at once and not after its slice.
+//
+// A thread cannot sleep on a futex and on a descriptor, so one thread of this process sleeps on the pidfds of all peers
+// that its ends wait for, and wakes those ends. It decides nothing: the lock does (liveness.hpp), and a process has dropped
+// its locks before its pidfd shows its end. Where pidfd_open is refused, or for a peer of another pid namespace, the slices
+// of a wait remain.
+//
+// Cost: of a sleep a load, of one after a peer has come or left a look at each, of a message none. The thread, which exists as
+// long as an end has a peer, never wakes but at a death; one descriptor for each process that is a peer, and two more.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/participants.hpp"
+#include "core/sync.hpp"
+#include "core/wait.hpp"
+#include "os/event.hpp"
+#include "os/fork.hpp"
+#include "os/process.hpp"
+
+namespace memlane::core {
+
+class PeerAlarm;
+
+// The peers of all ends of this process, and the thread. Nothing throws: what the system refuses is not watched.
+class Deaths {
+public:
+    // Of this process; a child does not know its parent's.
+    static Deaths& here() {
+        static std::pair<Deaths*, std::uint64_t> known{nullptr, 0};
+        const auto no_fork = os::ClosedInChildren::all().hold();
+        const std::uint64_t generation = os::fork_generation().load();
+        if (known.first == nullptr || known.second != generation) known = {new Deaths, generation};  // its thread may outlive all else
+        return *known.first;
+    }
+
+    // From now on the alarm rings when one of these processes ends, and for no other.
+    void follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& pids) noexcept;
+
+private:
+    struct Process {
+        os::OwnFile file;  // closed once it has ended, so that nothing rings twice
+        std::vector<PeerAlarm*> alarms;
+    };
+
+    struct Sleeper {
+        os::OwnFile poller{[] { return os::make_poller(); }};
+        os::OwnFile end{[] { return os::make_event(); }};
+        bool is_over = false;
+        std::thread thread;
+    };
+
+    void add(PeerAlarm& alarm, std::uint64_t pid);
+    void begin();
+    void run(const Sleeper& sleeper) noexcept;
+
+    std::mutex mutex_;
+    std::map<std::uint64_t, Process> processes_;  // by pid, those that are somebody's peer; also if they have ended
+    std::unique_ptr<Sleeper> sleeper_;  // while there are any
+};
+
+// The alarm of one end. Only who may wait for the end calls it.
+class PeerAlarm final : public Alarm {
+public:
+    // `word`: where the end sleeps, but for `membership`. Of the slots only the first `count` are followed.
+    PeerAlarm(const Participants& participants, std::size_t own, std::size_t count, std::uint32_t& word) noexcept
+        : participants_(participants), own_(own), count_(count), word_(word) {}
+    PeerAlarm(const PeerAlarm&) = delete;
+    PeerAlarm& operator=(const PeerAlarm&) = delete;
+    ~PeerAlarm() { leave(); }
+
+    // For good; at the latest when the segment is left, whose memory it touches.
+    void leave() noexcept {
+        if (std::exchange(is_known_, false) && generation_ == os::fork_generation().load()) Deaths::here().follow(*this, {});
+    }
+
+    // For one wait: all peers, and other processes, which may become peers.
+    class Wider {
+    public:
+        Wider(PeerAlarm& alarm, std::size_t count, std::vector<std::uint64_t> pids) noexcept
+            : alarm_(alarm), before_(std::exchange(alarm.count_, count)) {
+            alarm.others_ = std::move(pids);
+            alarm.seen_.reset();
+        }
+        Wider(const Wider&) = delete;
+        Wider& operator=(const Wider&) = delete;
+        ~Wider() {
+            alarm_.count_ = before_;
+            alarm_.others_.clear();
+            alarm_.seen_.reset();
+        }
+
+    private:
+        PeerAlarm& alarm_;
+        const std::size_t before_;
+    };
+
+    void follow() noexcept override {
+        // Relaxed, here and below: who is overlooked costs a slice.
+        const std::uint32_t now = load_relaxed(participants_.membership());
+        if (seen_ == now) return;
+        seen_ = now;
+        try {
+            std::vector<std::uint64_t> pids = others_;
+            for (std::size_t i = 0; i < count_; ++i) {
+                const os::ProcessIdentity who = participants_.identity(i);
+                if (i == own_ || load_relaxed(participants_.slot(i).state) != SlotState::attached) continue;
+                if (who.pid_namespace != 0 && who.pid_namespace == os::own_pid_namespace()) pids.push_back(who.pid);
+            }
+            std::erase(pids, static_cast<std::uint64_t>(os::own_pid()));
+            if (pids.empty() && !is_known_) return;
+            is_known_ = true;
+            Deaths::here().follow(*this, pids);
+        } catch (const std::exception&) {  // no memory: the slices remain
+        }
+        store_relaxed(rung_, true);  // it may have ended before
+    }
+
+    bool take() noexcept override {
+        if (!load_relaxed(rung_)) return false;
+        store_relaxed(rung_, false);
+        return true;
+    }
+
+private:
+    friend class Deaths;
+
+    // From the thread. As at every wake: the flag first, then the word.
+    void ring() noexcept {
+        store_relaxed(rung_, true);
+        wake_always(&word_);
+        wake_always(&participants_.membership());
+    }
+
+    const Participants& participants_;
+    const std::size_t own_;
+    std::size_t count_;
+    std::uint32_t& word_;
+    std::vector<std::uint64_t> others_;
+    std::optional<std::uint32_t> seen_;  // of `membership`, when the peers were last looked at
+    const std::uint64_t generation_ = os::fork_generation().load();
+    bool is_known_ = false;  // to Deaths
+    bool rung_ = false;      // atomic: set by the thread
+};
+
+inline void Deaths::follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& pids) noexcept {
+    std::unique_lock lock(mutex_);
+    for (auto at = processes_.begin(); at != processes_.end();) {
+        if (std::find(pids.begin(), pids.end(), at->first) == pids.end()) std::erase(at->second.alarms, &alarm);
+        at = at->second.alarms.empty() ? processes_.erase(at) : std::next(at);
+    }
+    for (const std::uint64_t pid : pids) {
+        try {
+            add(alarm, pid);
+        } catch (const std::exception&) {  // it has ended, or the system refuses
+        }
+    }
+    if (!processes_.empty() || !sleeper_) return;
+    const std::unique_ptr<Sleeper> last = std::move(sleeper_);
+    last->is_over = true;
+    os::set_event(last->end.file());
+    lock.unlock();
+    last->thread.join();
+}
+
+inline void Deaths::add(PeerAlarm& alarm, std::uint64_t pid) {
+    if (const auto known = processes_.find(pid); known != processes_.end()) {
+        std::vector<PeerAlarm*>& alarms = known->second.alarms;
+        if (std::find(alarms.begin(), alarms.end(), &alarm) == alarms.end()) alarms.push_back(&alarm);
+        return;
+    }
+    Process process{os::OwnFile([&] { return os::open_process(pid); }), {&alarm}};
+    if (!sleeper_) begin();
+    os::watch(sleeper_->poller.file(), process.file.file(), pid);
+    processes_.emplace(pid, std::move(process));
+}
+
+inline void Deaths::begin() {
+    auto made = std::make_unique<Sleeper>();
+    os::watch(made->poller.file(), made->end.file());
+    const os::SignalsBlocked blocked;
+    made->thread = std::thread([this, sleeper = made.get()] { run(*sleeper); });
+    sleeper_ = std::move(made);
+}
+
+inline void Deaths::run(const Sleeper& sleeper) noexcept {
+    for (;;) {
+        const std::optional<std::uint64_t> pid = os::wait_for_event(sleeper.poller.file());
+        const std::lock_guard guard(mutex_);
+        if (!pid || sleeper.is_over) return;
+        const auto ended = processes_.find(*pid);
+        if (ended == processes_.end()) continue;
+        ended->second.file.close();
+        for (PeerAlarm* alarm : ended->second.alarms) alarm->ring();
+    }
+}
+
+}  // namespace memlane::core
