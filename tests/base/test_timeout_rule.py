@@ -19,7 +19,15 @@ import pytest
 import zmq
 
 import memlane
-from memlane import Gather, InvalidArgument, InvalidType, MessageQueue, TimedOut, first_ready
+from memlane import (
+    Gather,
+    InvalidArgument,
+    InvalidType,
+    MessageQueue,
+    TimedOut,
+    WorkerGroup,
+    first_ready,
+)
 from memlane._base.deadline import seconds_of
 from memlane.groups import TcpGroup, collectives_of
 from memlane.offload.region import _wait_for_file_size
@@ -331,6 +339,63 @@ def _() -> Iterator[Scene]:
     region_of(instance).cleanup()
 
 
+class Waits:
+    """A worker that waits for a byte before it is ready, or in a call."""
+
+    def __init__(self, _rank: int, _world: int, descriptor: int = -1) -> None:
+        if descriptor >= 0:
+            self.wait(descriptor)
+
+    def wait(self, descriptor: int) -> None:
+        os.read(descriptor, 1)
+
+
+@contextmanager
+def gate() -> Iterator[tuple[int, Callable[[], object]]]:
+    here, there = os.pipe()
+    with open(here), open(there, "wb", buffering=0) as opening:
+        yield here, lambda: opening.write(b"x")
+
+
+@scene("WorkerGroup")
+def _() -> Iterator[Scene]:
+    with gate() as (descriptor, open_it):
+
+        def begin(timeout: Any) -> None:
+            more: Any = {"args": (descriptor,), "start_method": "fork", "timeout": timeout}
+            WorkerGroup(Waits, 1, **more).close()
+
+        yield begin, open_it
+
+
+@scene("WorkerGroup.close")
+def _() -> Iterator[Scene]:
+    with WorkerGroup(Waits, 1, start_method="fork", timeout=PATIENCE) as group:
+        yield group.close, None
+
+
+@contextmanager
+def waiting_call() -> Iterator[tuple[memlane.Call[None], Callable[[], object]]]:
+    with (
+        gate() as (descriptor, open_it),
+        WorkerGroup(Waits, 1, start_method="fork", timeout=PATIENCE) as group,
+    ):
+        yield group.submit(Waits.wait, descriptor), open_it
+        group.kill()
+
+
+@scene("Call.result")
+def _() -> Iterator[Scene]:
+    with waiting_call() as (call, open_it):
+        yield call.result, open_it
+
+
+@scene("Call.outcomes")
+def _() -> Iterator[Scene]:
+    with waiting_call() as (call, open_it):
+        yield call.outcomes, open_it
+
+
 @scene("testing.kill")
 def _() -> Iterator[Scene]:
     peer = start(lambda link: link.hear())
@@ -386,7 +451,8 @@ def takers() -> set[str]:
 
 def test_every_timeout_is_here() -> None:
     """Whoever adds one adds a scene."""
-    assert {name.split(" ")[0] for name in SCENES} == takers() | {"_wait_for_file_size"}
+    here = {name.split(" ")[0] for name in SCENES} | {"WorkerGroup.check"}  # returns in the end
+    assert here == takers() | {"_wait_for_file_size"}
 
 
 @pytest.mark.parametrize("name", SCENES)

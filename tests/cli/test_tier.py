@@ -26,6 +26,7 @@ from tests.support import PATIENCE, until
 from tests.support.disk_tiers import tier_on
 
 ROW = 4096
+pytestmark = pytest.mark.usefixtures("commands")
 
 
 def stored(tier: DiskTier, rows: Any, *numbers: int) -> DiskTier:

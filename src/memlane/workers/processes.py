@@ -27,6 +27,7 @@ from memlane.workers.ticket import Ticket
 
 _log = logging.getLogger("memlane.workers")
 
+_LONGEST_SECONDS = 1e6  # that poll() takes, whose milliseconds are an int
 _ORPHAN_SECONDS = 1.0  # for a worker in a call, when the process that started it has died
 
 
@@ -148,7 +149,8 @@ class Process:
                 self._given.join(seconds)
             return self.exitcode is not None
         try:
-            return bool(connection.wait([watched], seconds))
+            bounded = None if seconds is None or seconds > _LONGEST_SECONDS else seconds
+            return bool(connection.wait([watched], bounded))
         finally:
             os.close(watched)
 
