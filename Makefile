@@ -59,7 +59,8 @@ test-%: $(VENV)/.tools
 test-base test-crash test-tiers: hooks
 test-benchmarks test-fuzz test-offload: native-build
 test-engines: engines-sources
-engines-sources: $(VENV)/.made
+# The setup of vLLM imports torch.
+engines-sources: $(VENV)/.packages-test
 	$(PY) -m tests.engines.sources
 # What needs root: giving files away, becoming another user, and, on most machines, making hosts and cables.
 root-test: $(VENV)/.tools
