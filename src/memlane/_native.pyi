@@ -478,9 +478,9 @@ class RingGather:
     def can_wait_for(count: int) -> bool:
         """Whether so many rings can be waited for by one sleep here."""
 
-    def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object:
+    def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object:
         """
-        The next object of a reader that has one, in turn; `nothing` on timeout.
+        The next object of a reader in turn, by (timeout, cancel, lend); `nothing` on timeout..
         """
 
     def replace(self, at: int, reader: RingReader) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import pytest
 
 from memlane import Closed, CorruptMessage, MessageQueue
-from tests.support import Alarm, Aside, Link, alarm_after, start, until_asleep
+from tests.support import Alarm, Aside, Link, alarm_after, alarms, start, until_asleep
 from tests.support.gathers import gather_of
 from tests.support.queues import drain, file_of, fill, queue_of, refuses, ring_in
 
@@ -268,3 +268,31 @@ def test_a_call_that_a_handler_has_left_has_sent_nothing(call: str) -> None:
             drain(receive)
     signal.signal(signal.SIGALRM, previous)
     loop.close()
+
+
+@pytest.mark.soak(seconds=60 + 4 * SECONDS)
+def test_a_gather_loses_nothing_to_a_handler() -> None:
+    """What `dequeue` has taken is in the caller's variable before a handler can raise."""
+    is_armed = False
+
+    def handler() -> None:
+        if is_armed:
+            raise Interrupted
+
+    with gather_of(1) as (reader, (writer,)), alarms(handler, every=0.0003):
+        end = time.monotonic() + SECONDS
+        raised = 0
+        for number in itertools.count():
+            if time.monotonic() > end and raised > 20:
+                break
+            writer.enqueue(number)
+            message = None
+            while message is None:
+                try:
+                    is_armed = True
+                    message = reader.dequeue(0)
+                    is_armed = False
+                except Interrupted:
+                    is_armed = False
+                    raised += 1
+            assert message == number

@@ -16,7 +16,7 @@ ranks = st.integers(0, WORLD - 1)
 
 
 class Calls(RuleBasedStateMachine):
-    """Workers that answer in order, and whose answers may get lost; the model is a list each."""
+    """Workers that answer in order, and whose answers may be lost; the model is a list each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +58,14 @@ class Calls(RuleBasedStateMachine):
             return
         for _, call in self.owed[rank][:skipped]:
             self.expect(call, rank, LOST)
+        number = self.owed[rank][skipped][0]
+        assert self.table.lose(rank, number, LOST) == bool(skipped)
         number, call = self.owed[rank][skipped]
         del self.owed[rank][: skipped + 1]
         error = None if has_returned else ValueError(number)
         self.expect(call, rank, number if error is None else error)
-        self.table.answer(rank, number, number, error, LOST)
-        self.table.answer(rank, number, "again", None, LOST)  # changes nothing
+        self.table.answer(rank, number, number, error)
+        self.table.answer(rank, number, "again", None)  # changes nothing
 
     @rule(rank=ranks)
     def die(self, rank: int) -> None:

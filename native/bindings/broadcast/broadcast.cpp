@@ -146,9 +146,10 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def __init__(self, readers: list[RingReader], nothing: object) -> None"))
         .def_static("can_wait_for", &broadcast::RingGather::can_wait_for, "count"_a,
                     "Whether so many rings can be waited for by one sleep here.")
-        .def("receive", &RingGather::receive, "timeout"_a.none(), "cancel"_a.none(), "lend"_a,
-             nb::sig("def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object"),
-             "The next object of a reader that has one, in turn; `nothing` on timeout.")
+        // No call, after which a signal handler could raise: what was taken would be lost.
+        .def("__getitem__", [](RingGather& gather, const nb::tuple& how) { return gather.receive(how[0], how[1], how[2]); },
+             nb::sig("def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object"),
+             "The next object of a reader in turn, by (timeout, cancel, lend); `nothing` on timeout..")
         .def("replace", &RingGather::replace, "at"_a, "reader"_a,
              nb::sig("def replace(self, at: int, reader: RingReader) -> None"),
              "Puts another reader in the place of one that is closed.")

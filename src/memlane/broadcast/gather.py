@@ -225,7 +225,10 @@ class _Reader:
             if self._dead is not None and not self.rings[self._dead].native.is_closed:
                 raise self.death(self._dead)
             try:
-                message = self._receive(left, cancel, lends)
+                if self._sleeps:
+                    message = self._gather[left, cancel, lends]
+                else:
+                    message = self._poll(left, cancel, lends)
                 if message is not _NOTHING:
                     return message
                 raise self.timed_out(timeout)
@@ -253,14 +256,12 @@ class _Reader:
         if not self._is_closed and not self.open:
             raise WriterClosed("all writers have closed, and everything has been read")
 
-    def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
-        if self._sleeps:
-            return self._gather.receive(timeout, cancel, lends)
+    def _poll(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         deadline = Deadline(timeout)
         poller = select.poll()
         poller.register(self.watch(), select.POLLIN)
         while True:
-            message = self._gather.receive(0, cancel, lends)
+            message = self._gather[0, cancel, lends]
             if message is not _NOTHING or deadline.has_passed():
                 return message
             most = _LONGEST_SLICE if cancel is None else _CANCEL_SLICE
@@ -431,13 +432,14 @@ class _Reader:
         for ring in self.rings:
             counters.append(ring.totals())
             if ring.native.is_closed:
-                rows.append(WriterStatistics(ring.rank, None, "closed", 0))
+                rows.append(WriterStatistics(ring.rank, None, "closed", 0, 0))
                 continue
             who = participant(ring.native, 0)
             is_here = who.state != "absent"
-            behind = max(0, who.slot.position - ring.position) if is_here else 0
+            taken = ring.position
+            behind = max(0, who.slot.position - taken) if is_here else 0
             pid = who.slot.pid if is_here else None
-            rows.append(WriterStatistics(ring.rank, pid, ring.writer_state, behind))
+            rows.append(WriterStatistics(ring.rank, pid, ring.writer_state, behind, taken))
         messages, size, waits = (sum(column) for column in zip(*counters, strict=True))
         return GatherStatistics(os.getpid(), messages, size, waits, tuple(rows))
 

@@ -77,12 +77,14 @@ class WriterStatistics:
         pid: None while absent, and once its ring has ended.
         state: as of a reader; `closed` also after `release_writer`.
         behind: number of its messages that were not taken yet.
+        taken: number of those that were, of this process; 0 once its ring has ended.
     """
 
     rank: int
     pid: int | None
     state: ReaderState
     behind: int
+    taken: int
 
 
 @dataclass(frozen=True)

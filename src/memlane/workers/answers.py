@@ -1,8 +1,8 @@
 """Receives the answers of all workers, and notices their deaths.
 
-One thread at a time receives, for all that wait (`_leader`). A signal handler may raise at any
-step: that a message may have been taken and not handed on is noted before it (`_is_torn`), and the
-next thread that receives finds out from the gather's counter.
+One thread at a time receives, for all that wait (`_leader`). A signal handler may raise wherever
+Python is called. So no call comes between the gather's and the note of what it has returned
+(`_came`) or raised (`_failed`), and what is noted is handled, or handled again, before the next.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from memlane import (
     PeerDied,
     TimedOut,
     WorkerDied,
-    WorkerError,
     WriterDied,
 )
 from memlane._base.deadline import NEVER, Deadline
-from memlane._locks import Lock
 from memlane.workers.processes import Processes
 from memlane.workers.serving import rebuilt
 from memlane.workers.table import Pending, Table
@@ -41,32 +39,21 @@ _DYING_SECONDS = 1.0  # a process drops its locks one by one, before its exit co
 
 
 class Answers:
-    """The way back from the workers.
-
-    Attributes:
-        ask: has each worker answer once more, which shows by a gap whose answer was lost; returns
-            whether it was sent.
-    """
-
-    ask: Callable[[], bool]
+    """The way back from the workers."""
 
     def __init__(self, table: Table, processes: Processes, gather: Gather[Any]) -> None:
         self._table, self._processes, self._gather = table, processes, gather
         self._leader: dict[str, int] = {}  # the thread that receives
         self._followers: list[Any] = []  # locks, on which the others sleep
-        self._takes = Lock()
-        self._taken = 0
-        self._is_torn = False  # a message was perhaps taken, and not handed on
-        self._undecoded: BaseException | None = None
-        self._lost: BaseException | None = None  # why answers are missing, until it is known whose
-        self._has_lost = False
+        self._came: Any = None  # an answer that was taken, until it is handed on
+        self._failed: BaseException | None = None  # perhaps instead of an answer
         self._dying: int | None = None  # a worker that is being buried
         self._is_closing = False
 
     @property
     def is_in_a_call(self) -> bool:
-        """This thread takes a message, and a signal handler has interrupted it."""
-        return self._takes.is_mine()
+        """This thread receives, and a signal handler has interrupted it."""
+        return self._leader == {"is": threading.get_ident()}
 
     def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
         """Receives answers until `is_done`; returns False at the deadline, or once it is closed.
@@ -75,22 +62,21 @@ class Answers:
         """
         if self.is_in_a_call:
             raise ConcurrentUse(REENTRY)
-        me = threading.get_ident()
+        mine = {"is": threading.get_ident()}
         while not is_done():
-            if self._has_lost and self.ask():
-                self._has_lost = False
-            if self._leader.setdefault("is", me) != me:
-                self._follow(is_done, deadline)
-                if deadline.has_passed():
-                    return is_done()
-                continue
             try:
-                while not is_done() and not self._has_lost:
-                    if not self._take(deadline.timeout_left()):
-                        return is_done()
+                if self._leader.setdefault("is", mine["is"]) == mine["is"]:
+                    while not is_done():
+                        if not self._take(deadline.timeout_left()):
+                            return is_done()
+                    return True
             finally:
-                self._leader.clear()
-                self._wake()
+                if self._leader == mine:  # no call before it, in which a handler could raise
+                    self._leader.clear()
+                    self._wake()
+            self._follow(is_done, deadline)
+            if deadline.has_passed():
+                return is_done()
         return True
 
     def _follow(self, is_done: Callable[[], bool], deadline: Deadline) -> None:
@@ -113,55 +99,50 @@ class Answers:
         """Takes a message, or notes a death. Returns False if nothing has come, or will come."""
         if self._dying is not None:
             self._bury(self._dying)
-        if self._is_torn and self._is_short():
-            return True
-        self._is_torn = True
+        if self._failed is not None:
+            self._is_of_an_answer(self._failed)
         try:
-            with self._takes:
-                message = self._gather.dequeue(timeout)
-        except TimedOut:
-            self._is_torn = False
-            return False
-        except WriterDied as error:
-            if error.rank is None:
-                raise
-            self._bury(error.rank)
-        except Closed:
-            if self._is_closing:
-                return False
-            raise
-        except Exception as error:
-            if self._gather.statistics().messages == self._taken:
-                raise
-            self._undecoded = error
+            if self._came is None:
+                self._came = self._gather.dequeue(timeout)
+        except BaseException as error:
+            self._failed = error  # as above: no call before it
+            if not self._is_of_an_answer(error):
+                return self._ends(error)
         else:
-            self._hand_on(*message)
-            self._taken += 1
-            self._is_torn = False
+            came = self._came
+            self._hand_on(*came)
+            if self._came is came:  # else a handler that called has handed it on
+                self._came = None
         if self._followers:
             self._wake()
+        return True
+
+    def _is_of_an_answer(self, error: BaseException) -> bool:
+        """Fails the calls whose answers were taken, and not returned, because of the error."""
+        lost = False
+        if not self._is_closing:
+            for writer in self._gather.statistics().writers:
+                lost |= self._table.lose(writer.rank, writer.taken, error)
+        self._failed = None
+        return lost
+
+    def _ends(self, error: BaseException) -> bool:
+        """Notes a death, or raises. Returns False if nothing has come, or will come."""
+        if isinstance(error, TimedOut) or (isinstance(error, Closed) and self._is_closing):
+            return False
+        if not isinstance(error, WriterDied) or error.rank is None:
+            raise error
+        self._bury(error.rank)
         return True
 
     def _hand_on(self, rank: int, number: int, has_returned: bool, value: Any) -> None:
         error = None
         if not has_returned:
             error = rebuilt(value, f"worker {rank} (pid {self._processes.of(rank).pid})")
-        lost = self._lost or WorkerError("its answer was lost")
-        self._table.answer(rank, number, value, error, lost)
+        self._table.answer(rank, number, value, error)
         if number == 0:  # of its start: the name of its ring can go
             with suppress(TimedOut, PeerDied):
                 self._gather.wait_until_ready(0)
-
-    def _is_short(self) -> bool:
-        """Finds out whether a message was taken, and not handed on."""
-        taken = self._gather.statistics().messages
-        self._has_lost = taken > self._taken
-        if self._has_lost:
-            self._lost = self._undecoded or WorkerError(
-                "its answer was lost: a signal handler raised just when it had come"
-            )
-        self._taken, self._undecoded, self._is_torn = taken, None, False
-        return self._has_lost
 
     def note_death(self, rank: int) -> None:
         """Takes all that a worker has said whose process has ended, or was killed."""

@@ -26,7 +26,7 @@ from memlane._base.deadline import NEVER, Deadline
 from memlane._locks import Lock
 from memlane.workers.answers import REENTRY, Answers
 from memlane.workers.table import Pending, Table
-from memlane.workers.ticket import LANES, PING
+from memlane.workers.ticket import LANES
 
 _SLICE = 0.1  # seconds of a wait for space in the queue, in which nobody may receive
 
@@ -53,7 +53,6 @@ class Sender:
         self._has_opened_lanes = False
         self._is_closed = False
         self._calls = self._queue(*ranks)
-        answers.ask = self._ask
 
     def _queue(self, *ranks: int) -> MessageQueue[Any]:
         queue: MessageQueue[Any] = MessageQueue(
@@ -205,15 +204,6 @@ class Sender:
             lane.release_reader(rank)
         lane.wait_until_ready(0)
         return lane.readmit(rank)
-
-    def _ask(self) -> bool:
-        with self.lock:
-            self._find_out()
-            self._release_dead()
-            living = [rank for rank in self._ranks if rank not in self._table.deaths]
-            ping = Pending("ping", living)
-            message = [0, PING, "", (), {}]
-            return not living or self._send_by(self._calls, ping, living, message, NEVER)
 
     def _release_dead(self) -> None:
         for rank in self._table.deaths:

@@ -20,7 +20,7 @@ from memlane import (
     WriterClosed,
     first_ready,
 )
-from memlane.workers.ticket import LANES, PING, Ticket
+from memlane.workers.ticket import LANES, Ticket
 
 
 def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -171,9 +171,7 @@ class _Server:
     def _call(self, message: Any) -> Any:
         if isinstance(message, Exception):
             raise message
-        _, kind, method, args, kwargs = message
-        if kind == PING:
-            return None
+        _, _, method, args, kwargs = message
         if isinstance(method, str):
             return getattr(self.worker, method)(*args, **kwargs)
         return method(self.worker, *args, **kwargs)

@@ -1,7 +1,7 @@
 """The calls under way, by worker. Pure: knows nothing of processes, queues, threads or the time.
 
-Each worker answers its calls in the order in which they were sent. An answer's number therefore
-also shows which earlier answers got lost. Every step may be repeated: a signal handler may have
+Each worker answers its calls in the order in which they were sent, so the number of its answers
+shows which of them could not be decoded. Every step may be repeated: a signal handler may have
 raised in the middle of it.
 """
 
@@ -112,18 +112,22 @@ class Table:
                 self._sent[rank] = due[-1][0] - 1
                 due.pop()
 
-    def answer(
-        self, rank: int, number: int, value: Any, error: BaseException | None, lost: BaseException
-    ) -> None:
-        """Takes an answer; earlier ones that have not come never will, and count as `lost`."""
+    def answer(self, rank: int, number: int, value: Any, error: BaseException | None) -> None:
+        """Takes an answer."""
         due = self._due[rank]
-        while due and due[0][0] <= number:
-            at, call = due[0]
-            if at == number:
-                call.take(rank, value, error)
-            else:
-                call.take(rank, None, lost)
+        if due and due[0][0] == number:
+            due[0][1].take(rank, value, error)
             due.popleft()
+
+    def lose(self, rank: int, number: int, error: BaseException) -> bool:
+        """Fails what is owed of the calls before that number; returns whether there were any."""
+        due = self._due[rank]
+        has_any = False
+        while due and due[0][0] < number:
+            due[0][1].take(rank, None, error)
+            due.popleft()
+            has_any = True
+        return has_any
 
     def die(self, rank: int, death: WorkerDied) -> None:
         """Fails what the worker owes."""

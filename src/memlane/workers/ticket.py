@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields
 
 from memlane import GatherHandle, Handle, InvalidArgument
 
-PLAIN, PING, LANES = range(3)
-"""Kinds of calls: a method; nothing, as a sign of life; the queues to single workers, by rank,
-which is no call, and has no number."""
+PLAIN, LANES = range(2)
+"""Kinds of messages: a call; the queues to single workers, by rank, which has no number."""
 
 
 @dataclass
