@@ -205,7 +205,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield mounted
     finally:
-        run("umount", mounted)
+        run("umount", "--lazy", mounted)  # what a killed engine had under way may take a moment
 
 
 def run(*command: str | Path) -> None:
