@@ -51,6 +51,8 @@ HARMLESS = {"clock_gettime", "getenv", "geteuid", "getpid", "pause", "sched_yiel
 HARMLESS |= {"raise", "write"}
 # Of `memlane tier`, a command: it says so.
 HARMLESS |= {"rename"}
+# Of the thread that sleeps on the pidfds of peers: without it the slices of a wait remain.
+HARMLESS |= {"epoll_wait"}
 # A region's: without them a wait lasts to its end, and a page is populated twice; for its threads.
 HARMLESS |= {"inotify_init", "inotify_init1", "inotify_add_watch", "poll", "read", "mincore"}
 HARMLESS |= {"pthread_sigmask", "sigdelset", "sigfillset"}

@@ -144,7 +144,7 @@ def test_exceptions_of_workers() -> None:
         note = "\n".join(caught.value.__notes__)
         assert f"raised by worker 1 (pid {group.pids[1]})" in note
         assert "in raises" in note
-        assert "memlane" not in note
+        assert "serving.py" not in note
         assert repr(caught.value.__cause__) == "KeyError('the cause')"
         with pytest.raises(ValueError, match="wrong") as caught:
             group.call(Model.raises)

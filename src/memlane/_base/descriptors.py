@@ -10,6 +10,8 @@ import fcntl
 import os
 from contextlib import suppress
 
+from memlane.errors import system_fault
+
 _LAST_STREAM = 2
 
 
@@ -29,8 +31,11 @@ def beyond_standard_streams(descriptor: int) -> int:
 
 
 def new_event() -> int:
-    """A new descriptor that one thread can wake another with."""
-    return beyond_standard_streams(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    """Returns a new descriptor that one thread can wake another with. Raises SystemFault."""
+    try:
+        return beyond_standard_streams(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    except OSError as error:
+        raise system_fault(error.errno or 0, "cannot open an eventfd") from None
 
 
 def occupy_standard_streams() -> None:

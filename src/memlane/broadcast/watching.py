@@ -71,10 +71,7 @@ class ShownWatch:
         self._generation = fork_generation()
         self._is_shown: bool | None = False  # None: it is changing, or that was interrupted
         self._is_over = False
-        try:
-            self._event = new_event()
-        except OSError as error:
-            raise system_fault(error.errno or 0, "cannot open an eventfd") from None
+        self._event = new_event()
 
     def __del__(self) -> None:
         if self._event >= 0:
