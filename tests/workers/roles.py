@@ -46,6 +46,12 @@ class Model:
         except KeyError as error:
             raise ValueError("wrong") from error
 
+    def raises_in_a_circle(self) -> None:
+        """The cause of the cause is the exception itself."""
+        error, cause = ValueError("wrong"), KeyError("the cause")
+        cause.__cause__ = error
+        raise error from cause
+
     def raises_its_own(self) -> None:
         class Own(Exception):
             pass

@@ -148,6 +148,9 @@ def test_exceptions_of_workers() -> None:
         assert repr(caught.value.__cause__) == "KeyError('the cause')"
         with pytest.raises(ValueError, match="wrong") as caught:
             group.call(Model.raises)
+        with pytest.raises(ValueError, match="wrong") as caught:
+            group[1].call(Model.raises_in_a_circle)
+        assert repr(caught.value.__cause__) == "KeyError('the cause')"
         outcomes = group.submit(Model.raises).outcomes()
         assert [type(outcome) for outcome in outcomes] == [ValueError, ValueError]
         with pytest.raises(AttributeError):

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ def _leave_with_parent(leave: Callable[[int], object]) -> None:
         return
     else:
         connection.wait([watched])
-    time.sleep(_ORPHAN_SECONDS)
+    threading.main_thread().join(_ORPHAN_SECONDS)
     leave(1)
 
 

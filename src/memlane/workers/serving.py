@@ -22,6 +22,8 @@ from memlane import (
 )
 from memlane.workers.ticket import LANES, Ticket
 
+_MOST_CAUSES = 16  # that are sent of an exception; they may go in a circle
+
 
 def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: Any) -> None:
     """Is worker `ticket.rank`, in this process: makes `factory(rank, world, *args, **kwargs)`, runs
@@ -192,7 +194,7 @@ class _Server:
             raise _GroupDied(str(error)) from None
 
 
-def portable(error: BaseException) -> list[Any]:
+def portable(error: BaseException, most: int = _MOST_CAUSES) -> list[Any]:
     """[pickle or None, type, text, frames, link, cause]; the group can read all but the pickle.
 
     `link` is the attribute that has the cause, which is portable as well.
@@ -205,8 +207,8 @@ def portable(error: BaseException) -> list[Any]:
         packed = packed if type(pickle.loads(packed)) is type(error) else None
     link = "__cause__" if error.__cause__ is not None else "__context__"
     linked = getattr(error, link)
-    if linked is not None and not (link == "__context__" and error.__suppress_context__):
-        cause = portable(linked)
+    if linked is not None and most and not (link == "__context__" and error.__suppress_context__):
+        cause = portable(linked, most - 1)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     trace = "".join(traceback.format_list(frames))
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
