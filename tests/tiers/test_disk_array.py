@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import Closed, InvalidArgument, InvalidType, SystemFault, TierInUse
+from memlane import (
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    SystemFault,
+    TierInUse,
+    TimedOut,
+    WrongProcess,
+)
 from memlane.tiers import BlockPool, DiskArray, TierChain
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from tests.base.test_failing_calls import calls, preloaded
@@ -191,6 +201,28 @@ def hangs(_link: Link, folder: Path) -> None:
         assert tier.drain(PATIENCE)
 
 
+def closes_beside_a_load(_link: Link, folder: Path) -> None:
+    """Role: a load of one disk hangs while the array is closed."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    tier = array_on(folder, "ab", rows, direct=False)
+    owner = owners(tier)
+    assert all(store_all(tier, rows))
+    number = owner.index("b")
+    with calls().failing(Fault("stall", 1, "pread", STALL))("stall"):
+        ticket = tier.load([KEYS[number]], [0])
+        with pytest.raises(TimedOut):
+            tier.close(timeout=0.1)
+        assert tier.poll() == []
+    assert wait_for(tier, ticket).ok.all()
+    tier.close()
+
+
+@fails
+def test_a_close_that_times_out_closes_no_disk(tmp_path: Path) -> None:
+    """The report of a load under way is not lost, and its row stays the load's."""
+    start(closes_beside_a_load, tmp_path, method="spawn", command=preloaded()).result()
+
+
 @fails
 def test_a_disk_that_does_not_answer(tmp_path: Path) -> None:
     """Stops no call of the others."""
@@ -225,6 +257,70 @@ def test_an_array_after_a_kill(tmp_path: Path) -> None:
     with array_on(tmp_path, "abc", rows) as tier:
         check(tier, rows)
         assert tier.statistics().recovered >= len(KEYS)
+
+
+def test_what_is_forgotten_while_a_disk_is_left_out(tmp_path: Path) -> None:
+    """Is said to be there, if that disk has it; and what another disk has from before goes, too."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(tmp_path, "ab", rows) as tier:
+        store_all(tier, rows)
+    with array_on(tmp_path, "abc", rows) as tier:
+        tier.forget(KEYS)
+    with array_on(tmp_path, "ab", rows) as tier:
+        assert not any(tier.has(KEYS))
+        store_all(tier, rows)
+    (tmp_path / "b").rename(tmp_path / "kept")
+    (tmp_path / "b").write_text("no folder")
+    with array_on(tmp_path, "ab", rows) as tier:
+        for call in (tier.clear, lambda: tier.forget(KEYS)):
+            with pytest.raises(SystemFault, match="b is left out, and keeps its blocks"):
+                call()
+        assert not any(tier.has(KEYS))
+
+
+def test_a_call_is_of_one_epoch(tmp_path: Path) -> None:
+    """Though another thread changes it all the time."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(tmp_path, "abc", rows) as tier:
+        store_all(tier, rows)
+        is_over = threading.Event()
+
+        def change() -> None:
+            while not is_over.is_set():
+                tier.set_epoch(1)
+                tier.set_epoch("")
+
+        with ThreadPoolExecutor(1) as pool:
+            changing = pool.submit(change)
+            there = [sum(map(bool, tier.has(KEYS))) for _ in range(1000)]
+            is_over.set()
+            changing.result()
+        assert {*there} <= {0, len(KEYS)}
+
+
+def test_a_child_of_a_fork_has_no_part_in_it(tmp_path: Path) -> None:
+    """Also if a thread was in a call when it forked."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with array_on(tmp_path, "ab", rows) as tier:
+        locked, forked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with tier._lock:
+                locked.set()
+                forked.wait(PATIENCE)
+
+        def call(_link: Link) -> None:
+            for each in (tier.poll, lambda: tier.store([key(1)], [0]), lambda: tier.has([key(1)])):
+                with pytest.raises(WrongProcess):
+                    each()
+
+        with ThreadPoolExecutor(1) as pool:
+            holding = pool.submit(hold)
+            locked.wait(PATIENCE)
+            child = start(call)
+            forked.set()
+            holding.result()
+        child.result()
 
 
 def test_an_array_that_is_closed(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@ become one. Everything else is each disk's own."""
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from hashlib import shake_256
 from itertools import count
@@ -21,7 +22,16 @@ from memlane._base.diagnosis import warn
 from memlane._base.paths import path_from
 from memlane._locks import Lock
 from memlane._native import crc32c
-from memlane.errors import InvalidArgument, InvalidType, MemlaneError, SystemFault
+from memlane.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    MemlaneError,
+    SystemFault,
+    TimedOut,
+    WrongProcess,
+    system_fault,
+)
 from memlane.tiers.disk import DiskStatistics, DiskTier, Latency
 from memlane.tiers.reports import Reports
 from memlane.tiers.tier import Done, Rows, Ticket, Tier, TierPin, distinct
@@ -58,7 +68,8 @@ class DiskArray(Tier):
     A key belongs to one disk, by its hash and the path of the folder; a disk with twice as many
     slots has twice as many keys. A disk that fails or does not answer takes only its share away:
     its keys are misses. A folder that is added or left out at a restart moves only its share of the
-    keys, and the order of the folders does not matter.
+    keys, and the order of the folders does not matter. One that is left out keeps its blocks for
+    the day that it is back, also those that were forgotten or cleared meanwhile: delete its files.
 
     Attributes:
         disks: the tiers by their folders, for their statistics. Their calls are the array's.
@@ -96,27 +107,34 @@ class DiskArray(Tier):
         self._timeout = seconds_of(options.get("timeout", 5.0))
         self._rows = Rows(rows)
         self.disks: dict[str, DiskTier] = {}
-        refusals: list[SystemFault] = []
+        self._refusals: dict[str, SystemFault] = {}  # of the folders that are left out
         with ExitStack() as opened:
+            try:
+                self._ready = opened.enter_context(select.epoll())
+            except OSError as error:
+                raise system_fault(error.errno or 0, "cannot make an epoll descriptor") from None
             for folder in folders:
                 try:
                     disk = opened.enter_context(DiskTier(folder, rows, capacity, **options))
                     self.disks[folder] = disk
+                    self._ready.register(disk.fileno(), select.EPOLLIN)
                 except SystemFault as error:
-                    refusals.append(error)
+                    self._refusals[folder] = error
             if not self.disks:
-                raise refusals[0]
-            for refusal in refusals:
+                raise self._refusals[folders[0]]
+            for refusal in self._refusals.values():
                 warn("a disk of the tier is left out until it is opened again: %s", refusal)
             opened.pop_all()
         self._each = [*self.disks.values()]
         self._disk_of = [self._each[number] for number in _numbers_of_places(self.disks)]
-        self._ready = select.epoll()
+        self._namespace = own = self._each[0]._namespace
         for disk in self._each:
-            self._ready.register(disk.fileno(), select.EPOLLIN)
+            disk._namespace = own  # so that all change their epoch at once
         self._tickets = count(1)
         self._parts: dict[tuple[DiskTier, Ticket], tuple[_Job, list[int]]] = {}
-        self._lock = Lock()  # while the parts of a call are begun, and while they are collected
+        self._lock = (
+            Lock()
+        )  # while the parts of a call are begun or collected, or the epoch changes
         self._reports = Reports(self._each[0]._native)
 
     def split(self, keys: Sequence[bytes]) -> list[tuple[DiskTier, list[bytes], list[int]]]:
@@ -129,16 +147,25 @@ class DiskArray(Tier):
         parts = [(disk, [asked[at] for at in own], own) for disk, own in places.items()]
         return parts or [(self._each[0], [], [])]
 
+    def _locked(self) -> Lock:
+        """Returns the lock. Raises `Closed`, and `WrongProcess` in a forked child, where a thread
+        that is not there may have it for ever."""
+        self._each[0].fileno()
+        return self._lock
+
     # Keys ----------------------------------------------------------------------------------------
 
     def has(self, keys: Sequence[bytes]) -> list[bool | None]:
-        return _joined([(disk.has(own), at) for disk, own, at in self.split(keys)])
+        with self._locked():
+            return _joined([(disk.has(own), at) for disk, own, at in self.split(keys)])
 
     def peek(self, keys: Sequence[bytes]) -> list[bool | None]:
-        return _joined([(disk.peek(own), at) for disk, own, at in self.split(keys)])
+        with self._locked():
+            return _joined([(disk.peek(own), at) for disk, own, at in self.split(keys)])
 
     def hold(self, keys: Sequence[bytes]) -> TierPin:
-        pins = [(disk.hold(own), at) for disk, own, at in self.split(keys)]
+        with self._locked():
+            pins = [(disk.hold(own), at) for disk, own, at in self.split(keys)]
 
         def release() -> None:
             for pin, _ in pins:
@@ -151,14 +178,23 @@ class DiskArray(Tier):
             disk.touch(own)
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        parts = {disk: own for disk, own, _ in self.split(keys)}
-        _do_all(parts, lambda disk: disk.forget(parts[disk]))
+        asked = distinct(keys)
+        # Of all: a key may be on another disk, from when there were more, or fewer.
+        _do_all(self._each, lambda disk: disk.forget(asked))
+        self._refuse_if_left_out()
 
     def clear(self) -> None:
         _do_all(self._each, DiskTier.clear)
+        self._refuse_if_left_out()
+
+    def _refuse_if_left_out(self) -> None:
+        for folder, refusal in self._refusals.items():
+            what = f"{folder} is left out, and keeps its blocks: a restart may find them"
+            raise system_fault(refusal.errno or errno.EIO, what)
 
     def set_epoch(self, epoch: str | bytes | int) -> None:
-        _do_all(self._each, lambda disk: disk.set_epoch(epoch))
+        with self._locked():
+            super().set_epoch(epoch)
 
     # Blocks --------------------------------------------------------------------------------------
 
@@ -189,7 +225,7 @@ class DiskArray(Tier):
         rows = self._rows.ids(count, ids)
         deadline = Deadline(self._timeout if timeout is None else timeout)
         job = _Job(Ticket(next(self._tickets)), np.zeros(count, np.bool_), len(parts))
-        with self._lock:  # no part is reported before all are begun
+        with self._locked():  # no part is reported before all are begun
             for disk, own, at in parts:
                 ticket = begin(disk, own, rows[at], deadline.left())
                 self._parts[disk, ticket] = (job, at)
@@ -201,7 +237,7 @@ class DiskArray(Tier):
     def _collect(self) -> None:
         if self._lock._is_owned():  # type: ignore[attr-defined]  # by a call that this interrupts
             return
-        with self._lock:
+        with self._locked():
             for disk in self._each:
                 disk._collect()
                 for done in disk._reports.each():
@@ -245,8 +281,15 @@ class DiskArray(Tier):
 
     def close(self, timeout: float | None = None) -> None:
         deadline = Deadline(self._timeout if timeout is None else timeout)
-        _do_all(self._each, lambda disk: disk.close(deadline.left()))
-        self._ready.close()
+        with suppress(Closed, WrongProcess):
+            while self.drain(deadline.left()):
+                with self._locked():  # so that no other thread begins anything now
+                    if all(disk.drain(0) for disk in self._each):
+                        _do_all(self._each, lambda disk: disk.close(deadline.left()))
+                        self._ready.close()
+                        return
+            # All stay open: reports would be lost with a disk that is closed before another one.
+            raise TimedOut("a disk tier has work under way; its rows must not be freed", timeout)
 
 
 def _numbers_of_places(disks: dict[str, DiskTier]) -> list[int]:

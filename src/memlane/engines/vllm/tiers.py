@@ -110,9 +110,10 @@ class DiskTier(TierManager):
     def _find(self, key: bytes, req_context: Any) -> LookupResult:
         if key in self._held:
             return LookupResult.HIT
-        (is_there,) = self._tier.has([key])
+        held = self._tier.hold([key])
+        (is_there,) = held.there
         if is_there:
-            self._held[key] = self._tier.hold([key])
+            self._held[key] = held
         return self._note(key, is_there)
 
     def submit_load(self, job_metadata: Any) -> None:
