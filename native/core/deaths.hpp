@@ -43,8 +43,8 @@ public:
         return *known.first;
     }
 
-    // From now on the alarm rings when one of these processes ends, and for no other.
-    void follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& pids) noexcept;
+    // From now on the alarm rings when one of these processes ends, and for no other. False: it knew all of them.
+    bool follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& pids) noexcept;
 
 private:
     struct Process {
@@ -59,8 +59,10 @@ private:
         std::thread thread;
     };
 
-    void add(PeerAlarm& alarm, std::uint64_t pid);
+    bool add(PeerAlarm& alarm, std::uint64_t pid);
     void begin();
+    void end(std::unique_lock<std::mutex>& lock) noexcept;
+    void abandon() noexcept;
     void run(const Sleeper& sleeper) noexcept;
 
     std::mutex mutex_;
@@ -97,6 +99,7 @@ public:
             alarm_.count_ = before_;
             alarm_.others_.clear();
             alarm_.seen_.reset();
+            if (alarm_.is_known_) alarm_.follow();  // a descriptor for each of the others
         }
 
     private:
@@ -109,20 +112,22 @@ public:
         const std::uint32_t now = load_relaxed(participants_.membership());
         if (seen_ == now) return;
         seen_ = now;
+        bool has_new = true;
         try {
+            const std::uint64_t here = os::own_pid_namespace();
             std::vector<std::uint64_t> pids = others_;
             for (std::size_t i = 0; i < count_; ++i) {
                 const os::ProcessIdentity who = participants_.identity(i);
                 if (i == own_ || load_relaxed(participants_.slot(i).state) != SlotState::attached) continue;
-                if (who.pid_namespace != 0 && who.pid_namespace == os::own_pid_namespace()) pids.push_back(who.pid);
+                if (who.pid_namespace != 0 && who.pid_namespace == here) pids.push_back(who.pid);
             }
             std::erase(pids, static_cast<std::uint64_t>(os::own_pid()));
             if (pids.empty() && !is_known_) return;
             is_known_ = true;
-            Deaths::here().follow(*this, pids);
+            has_new = Deaths::here().follow(*this, pids);
         } catch (const std::exception&) {  // no memory: the slices remain
         }
-        store_relaxed(rung_, true);  // it may have ended before
+        if (has_new) store_relaxed(rung_, true);  // it may have ended before
     }
 
     bool take() noexcept override {
@@ -152,19 +157,45 @@ private:
     bool rung_ = false;      // atomic: set by the thread
 };
 
-inline void Deaths::follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& pids) noexcept {
+inline bool Deaths::follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& pids) noexcept {
     std::unique_lock lock(mutex_);
     for (auto at = processes_.begin(); at != processes_.end();) {
         if (std::find(pids.begin(), pids.end(), at->first) == pids.end()) std::erase(at->second.alarms, &alarm);
         at = at->second.alarms.empty() ? processes_.erase(at) : std::next(at);
     }
+    bool has_new = false;
     for (const std::uint64_t pid : pids) {
         try {
-            add(alarm, pid);
+            has_new |= add(alarm, pid);
         } catch (const std::exception&) {  // it has ended, or the system refuses
+            has_new = true;
         }
     }
-    if (!processes_.empty() || !sleeper_) return;
+    if (processes_.empty() && sleeper_) end(lock);
+    return has_new;
+}
+
+inline bool Deaths::add(PeerAlarm& alarm, std::uint64_t pid) {
+    const auto known = processes_.find(pid);
+    if (known != processes_.end() && known->second.file.is_intact()) {
+        std::vector<PeerAlarm*>& alarms = known->second.alarms;
+        if (std::find(alarms.begin(), alarms.end(), &alarm) != alarms.end()) return false;
+        alarms.push_back(&alarm);
+        return true;
+    }
+    os::OwnFile file([&] { return os::open_process(pid); });
+    if (!os::leaves_enough(file.file())) return true;
+    if (sleeper_ && !sleeper_->poller.is_intact()) abandon();
+    if (!sleeper_) begin();
+    os::watch(sleeper_->poller.file(), file.file(), pid);
+    Process& process = processes_[pid];  // of a process that has ended, it is another one with its pid
+    process.file = std::move(file);
+    process.alarms.push_back(&alarm);
+    return true;
+}
+
+inline void Deaths::end(std::unique_lock<std::mutex>& lock) noexcept {
+    if (!sleeper_->end.is_intact() || !sleeper_->poller.is_intact()) return abandon();
     const std::unique_ptr<Sleeper> last = std::move(sleeper_);
     last->is_over = true;
     os::set_event(last->end.file());
@@ -172,16 +203,10 @@ inline void Deaths::follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& p
     last->thread.join();
 }
 
-inline void Deaths::add(PeerAlarm& alarm, std::uint64_t pid) {
-    if (const auto known = processes_.find(pid); known != processes_.end()) {
-        std::vector<PeerAlarm*>& alarms = known->second.alarms;
-        if (std::find(alarms.begin(), alarms.end(), &alarm) == alarms.end()) alarms.push_back(&alarm);
-        return;
-    }
-    Process process{os::OwnFile([&] { return os::open_process(pid); }), {&alarm}};
-    if (!sleeper_) begin();
-    os::watch(sleeper_->poller.file(), process.file.file(), pid);
-    processes_.emplace(pid, std::move(process));
+// Somebody has closed its descriptors, and nothing wakes the thread any more.
+inline void Deaths::abandon() noexcept {
+    sleeper_->thread.detach();
+    static_cast<void>(sleeper_.release());
 }
 
 inline void Deaths::begin() {

@@ -207,7 +207,7 @@ WaitResult wait_asleep(Sleep asleep, Spinner& spinner, os::Deadline deadline, Re
             if (look(reason)) return WaitResult::interrupted;
             if (ready()) return WaitResult::ready;
             if (is_over) return WaitResult::timed_out;
-            slice = std::min<os::Nanoseconds>(2 * slice, longest());
+            if (!alarmed) slice = std::min<os::Nanoseconds>(2 * slice, longest());
             next_look = now + slice;
         }
     }

@@ -3,6 +3,7 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -69,10 +70,17 @@ inline FileDescriptor open_process(std::uint64_t pid) {
     return process;
 }
 
-// The poller is readable while the other is; wait_for_event() then returns `number`.
+// False if the descriptor is among the last half of those that this process may have: they are the application's.
+inline bool leaves_enough(const FileDescriptor& file) noexcept {
+    rlimit most{};
+    return ::getrlimit(RLIMIT_NOFILE, &most) != 0 || static_cast<rlim_t>(file.get()) < most.rlim_cur / 2;
+}
+
+// The poller is readable while the other is; wait_for_event() then returns `number`, once if it is not 0: a copy of `other`
+// in another process would keep it readable after its close here.
 inline void watch(const FileDescriptor& poller, const FileDescriptor& other, std::uint64_t number = 0) {
     epoll_event event{};
-    event.events = EPOLLIN;
+    event.events = number != 0 ? EPOLLIN | EPOLLONESHOT : EPOLLIN;
     event.data.u64 = number;
     if (::epoll_ctl(poller.get(), EPOLL_CTL_ADD, other.get(), &event) != 0) throw_errno("cannot watch a descriptor");
 }

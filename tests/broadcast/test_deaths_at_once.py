@@ -6,6 +6,8 @@ or a watched end, which is looked at twice a second, it takes longer still.
 
 import asyncio
 import errno
+import os
+import resource
 import select
 import statistics
 from collections.abc import Callable, Iterator
@@ -14,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from memlane import Gather, MessageQueue, PeerDied, first_ready
+from memlane import Gather, MessageQueue, PeerDied, TimedOut, first_ready
 from tests.support import PATIENCE, Aside, Link, Remote, assert_in_time, late_since, serve, start
-from tests.support.queues import BOUND, fill, start_reader, start_writer
+from tests.support.queues import BOUND, fill, start_reader, start_writer, sweep
 from tests.support.seccomp import refuse
 
 Waiting = tuple[Remote, Callable[[], object]]
@@ -201,3 +203,40 @@ def test_in_a_child_of_a_process_that_has_waited() -> None:
         killed = doomed.peer.kill()
         waiting.result()
         assert_in_time(BOUND, killed, waiting.ended)
+
+
+def closed_from_outside(_link: Link, handle: Any) -> None:
+    """Role: somebody closes all descriptors while an end has a peer; then the end is closed."""
+    reader = MessageQueue.create_from_handle(handle, 0)
+    with suppress(TimedOut):
+        reader.dequeue(0.3)
+    os.closerange(3, 256)
+    with open("/dev/zero", "rb") as file:  # has the number of one of them
+        reader.close()
+        assert file.read(1) == b"\0"
+    os._exit(7)
+
+
+def test_when_somebody_has_closed_the_descriptors() -> None:
+    """As a daemon does. Closing neither hangs nor touches what has their numbers now."""
+    writer = start_writer()
+    assert start(closed_from_outside, writer.greeting).join() == 7
+    writer.peer.kill()
+    sweep()
+
+
+def descriptors_of_a_wait(_link: Link, handle: Any) -> int:
+    """Role: how many descriptors a wait takes where more than half of those allowed are in use."""
+    with MessageQueue.create_from_handle(handle, 0) as reader:
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, used + 8))
+        with suppress(TimedOut):
+            reader.dequeue(0.3)
+        return len(os.listdir("/proc/self/fd")) - used
+
+
+def test_the_last_descriptors_are_the_applications() -> None:
+    writer = start_writer()
+    assert start(descriptors_of_a_wait, writer.greeting).result() == 0
+    writer.peer.kill()
+    sweep()

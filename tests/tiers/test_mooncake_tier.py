@@ -271,6 +271,10 @@ def test_memory_of_a_process_that_is_killed(own: MooncakeMaster) -> None:
             assert load(tier, 2).ok.all()
 
 
+def is_stopped(task: Path) -> bool:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def test_memory_of_a_process_that_is_stopped(own: MooncakeMaster) -> None:
     """Its blocks are misses at the deadline, though Mooncake waits for a minute."""
     rows = rows_of(2)
@@ -279,6 +283,7 @@ def test_memory_of_a_process_that_is_stopped(own: MooncakeMaster) -> None:
         rows[:] = 7
         (client,) = children_of(process.pid)
         os.kill(client, signal.SIGSTOP)
+        until(lambda: all(is_stopped(task) for task in Path(f"/proc/{client}/task").iterdir()))
         begun = time.monotonic()
         assert not load(tier, 0, timeout=0.5).ok.any()
         assert time.monotonic() - begun > 0.4

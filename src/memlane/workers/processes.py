@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
 from memlane._base.deadline import Deadline
+from memlane._locks import Lock
 from memlane.errors import InvalidArgument
 from memlane.workers.serving import serve
 from memlane.workers.ticket import Ticket
@@ -129,13 +130,15 @@ class Process:
         self.pid: int = getattr(given, "pid", None) or 0
         self.is_over = self.is_killed = False
         self._exitcode: int | None = None
+        self._reaps = Lock()  # multiprocessing loses the exit code if two threads reap at once
 
     @property
     def exitcode(self) -> int | None:
         """None while it runs, or if it is unknown."""
         if self.is_over:
             return self._exitcode
-        return cast("int | None", getattr(self._given, "exitcode", None))
+        with self._reaps:
+            return cast("int | None", getattr(self._given, "exitcode", None))
 
     def has_ended(self, seconds: float | None) -> bool:
         """Waits at most that long for its end; does not reap it."""
@@ -163,12 +166,15 @@ class Process:
                 _log.warning(text, self.rank, self.pid, seconds)
             self.kill()
         self._kill_family()
-        if hasattr(self._given, "join"):
-            self._given.join()
-        self._exitcode = self.exitcode
-        self.is_over = True
-        if isinstance(self._given, BaseProcess):
-            self._given.close()  # its descriptors
+        with self._reaps:
+            if self.is_over:
+                return
+            if hasattr(self._given, "join"):
+                self._given.join()
+            self._exitcode = self.exitcode
+            self.is_over = True
+            if isinstance(self._given, BaseProcess):
+                self._given.close()  # its descriptors
 
     def kill(self) -> None:
         """Kills it, and what it has started, at once."""
