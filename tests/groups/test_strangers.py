@@ -98,6 +98,22 @@ def test_a_thousand_strangers(said: bytes) -> None:
         until(lambda: len(kept) == 3, "what listens and one connection of each rank stay")
 
 
+def test_a_stranger_hides_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that connects and says nothing may be a rank that connects again, but not for long.
+
+    Fails without the guard: the dead were listed once no stranger was at the door.
+    """
+    monkeypatch.setattr(board, "HANDSHAKE", 2 * PATIENCE)
+    with groups_of("tcp", 2) as groups:
+        assert on_ranks(TcpGroup.broadcast_obj, groups, "said", 0) == ["said", "said"]
+        with stranger(groups[0].port):
+            until(board_of(groups[0])._members.has_unidentified, "it is at the door")
+            groups[1]._kept[0].abandon()
+            with refuses(RankMissing, match="rank 1 of a group of 2 has died"):
+                groups[0].broadcast_obj(None, 1, timeout=20.0)
+            assert board_of(groups[0])._members.has_unidentified()
+
+
 def test_half_a_frame_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever does not finish a handshake in time has gone by itself."""
     monkeypatch.setattr(board, "HANDSHAKE", 0.3)

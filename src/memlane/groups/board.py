@@ -79,6 +79,7 @@ class _Members(Listening):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: GroupKeys, size: int) -> None:
         self.refused = 0
+        self._silent = 0  # at most so many were admitted and have sent nothing yet
         member = z85.decode(keys.member.public)
         super().__init__(
             context,
@@ -95,6 +96,16 @@ class _Members(Listening):
                 self.refused += 1
             yield name, value
 
+    def admit(self) -> None:
+        """Answers those that have proved their key, or have none."""
+        self._silent += sum(1 for _ in self.accept_authenticated())
+
+    def has_silent(self) -> bool:
+        """Whether a member may be connected that has sent nothing yet."""
+        if self._silent:
+            self._silent = min(self._silent, len(self._unidentified()))
+        return self._silent > 0
+
     def hear(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields clients and requests; a client's first request registers its connection."""
         while True:
@@ -107,6 +118,7 @@ class _Members(Listening):
                 connection = self.connection_of(parts[0])
                 if connection is not None:
                     self.connections[client] = connection
+                    self._silent = max(0, self._silent - 1)
             yield client, b"".join(part.bytes for part in parts)
 
     def send(self, client: bytes, message: bytes) -> None:
@@ -134,7 +146,8 @@ class Board:
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
         self._ranks: dict[bytes, tuple[int, int]] = {}  # client -> its rank and pid
         self._in_call: set[bytes] = set()
-        self._lost: dict[int, tuple[int, Deadline]] = {}  # rank -> its pid; it may come back until
+        # rank -> its pid; it may come back until; whether it may be in a handshake even then
+        self._lost: dict[int, tuple[int, Deadline, bool]] = {}
         self._dead: dict[int, int] = {}  # rank -> its pid
         self._events = [new_event()]  # one, while it serves
         with undone_by(self._close_events):
@@ -193,12 +206,11 @@ class Board:
         for descriptor in (*members.quiet, members.news, *self._events):
             poller.register(descriptor, select.POLLIN)
         while parting is None or (self._in_call and parting.left() > 0):
-            ends = [patience for _, patience in self._lost.values()]
+            ends = [patience for _, patience, _ in self._lost.values()]
             ends += [] if parting is None else [parting]
             wait = min((end.left() for end in ends), default=None)
             poller.poll(None if wait is None else int(wait * 1000) + 1)
-            for _ in members.accept_authenticated():
-                pass
+            members.admit()
             for client, request in members.hear():
                 # Malformed: from a member of another version, which times out without an answer.
                 with suppress(*_NONSENSE):
@@ -225,18 +237,22 @@ class Board:
         self._in_call.discard(client)
         rank, pid = self._ranks.pop(client, (-1, 0))
         if rank >= 0 and all(rank != other for other, _ in self._ranks.values()):
-            self._lost[rank] = pid, Deadline(_RECONNECTION)
+            self._lost[rank] = pid, Deadline(_RECONNECTION), True
 
     def _list_dead(self) -> None:
         """Lists the ranks that did not connect again as dead, and wakes all that wait."""
-        dead = {rank: pid for rank, (pid, end) in self._lost.items() if end.left() == 0}
-        # A connection that has said nothing may be of one of them that computes; a stranger's is
-        # ended by libzmq after the time for a handshake.
-        if dead and self._members.has_unidentified():
-            self._lost |= {rank: (pid, Deadline(_RECONNECTION)) for rank, pid in dead.items()}
-        elif dead:
-            for rank in dead:
+        # A member's connection that has said nothing may be of one of them that computes. One that
+        # has not proved its key yet may be a stranger's, so it counts once.
+        is_member, dead = self._members.has_silent(), {}
+        for rank, (pid, end, is_first) in list(self._lost.items()):
+            if end.left() > 0:
+                continue
+            if is_member or (is_first and self._members.has_unidentified()):
+                self._lost[rank] = pid, Deadline(_RECONNECTION), False
+            else:
                 del self._lost[rank]
+                dead[rank] = pid
+        if dead:
             self._dead |= dead
             self._values[_DEAD] = _encode(self._dead)
             self._wake_all()
