@@ -6,14 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import enumerate as threads_of
 from typing import Any
 
 import pytest
 
 import lab
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
-from memlane.groups import torch_store
+from memlane._base.deadline import Deadline
+from memlane.groups import tcp, torch_store
 from tests.support import PATIENCE, Aside, Link, Peer, assert_in_time, given_time, start, until
 from tests.support.groups import SMALL, errors_of, on_ranks, queues_over
 from tests.support.missing import package
@@ -200,6 +204,116 @@ def test_store_that_is_stopped_for_a_while(keeper: tuple[Peer, list[Any]]) -> No
         call.until_blocked()
     peer.resume()
     assert [call.result() for call in calls] == [[True, True]] * 2
+
+
+def meet(store: Any, rank: int) -> Any:
+    return torch_store._meet(store, rank, 2, Deadline(PATIENCE))
+
+
+def they_meet(store: Any) -> None:
+    """Both ranks come to one board."""
+    parts = [meet(store, rank) for rank in range(2)]
+    try:
+        assert len({part.port for part in parts}) == 1
+    finally:
+        for part in reversed(parts):
+            part.close()
+
+
+@pytest.mark.parametrize(
+    ("has_time", "text"), [(False, "timed out after .* waiting for rank 0"), (True, "has died")]
+)
+def test_a_board_that_has_not_answered_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, has_time: bool, text: str
+) -> None:
+    """Nobody calls it dead for want of time.
+
+    Fails without the guard: the rank counted the board as met, and founded one of its own.
+    """
+    store = dist.HashStore()
+    kept, deadline = meet(store, 0), Deadline(PATIENCE)
+
+    def silent(addresses: Any, _port: int, _seconds: float) -> Any:
+        if not has_time:
+            deadline.end = 0.0
+        return addresses[0], None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_store, "answering", silent)
+        with refuses(RankMissing, match=text):
+            torch_store._meet(store, 1, 2, deadline)
+    late = meet(store, 1)
+    assert late.port == kept.port
+    late.close()
+    kept.close()
+
+
+def test_a_board_that_was_closed_is_passed_by_all() -> None:
+    """It is named once by a rank that has not met it; then the ranks meet at the next one."""
+    store = dist.HashStore()
+    meet(store, 0).close()
+    with refuses(RankMissing, match=f"rank 0 .pid {os.getpid()}., which keeps the group's board"):
+        meet(store, 1)
+    they_meet(store)
+
+
+def test_no_descriptor_for_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No board is offered then. Fails without the guard: the offer of a closed one stayed."""
+
+    def none() -> Any:
+        raise OSError("no descriptor")
+
+    store = dist.HashStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(tcp, "new_context", none)
+        with pytest.raises(OSError, match="no descriptor"):
+            meet(store, 0)
+    they_meet(store)
+
+
+@pytest.mark.parametrize("when", ["before an answer", "after an answer"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_meet_after_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, rank: int, when: str
+) -> None:
+    """At whatever request to the store a signal handler raises.
+
+    Fails without the guard: the offer of a board that was closed stayed in the store.
+    """
+    place = 0
+    while True:
+        left = place = place + 1
+
+        class Interrupted(SimpleQueue[Any]):
+            def get(self, block: bool = True, timeout: float | None = None) -> Any:
+                nonlocal left
+                left -= 1
+                if left == 0 and when == "before an answer":
+                    raise KeyboardInterrupt
+                answer = super().get(block, timeout)
+                if left == 0:
+                    raise KeyboardInterrupt
+                return answer
+
+        store = dist.HashStore()
+        kept = [meet(store, 0)] if rank == 1 else []
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_store, "SimpleQueue", Interrupted)
+            with suppress(KeyboardInterrupt):
+                kept.append(meet(store, rank))
+        until(lambda: all(each.name != "memlane-store" for each in threads_of()))
+        if left > 0:
+            break
+        if rank == 1:
+            kept.append(meet(store, 1))
+            assert kept[0].port == kept[1].port
+        else:
+            they_meet(store)
+        while kept:
+            kept.pop().close()
+    while kept:
+        kept.pop().close()
+    assert place > 4
 
 
 def dying_in_torch(link: Link, port: int, when: str) -> None:

@@ -54,10 +54,10 @@ def _address(family: int, at: tuple[object, ...]) -> Address:
     return Address(host, family == socket.AF_INET6)
 
 
-def answering(addresses: list[Address], port: int, seconds: float) -> tuple[Address, bool]:
+def answering(addresses: list[Address], port: int, seconds: float) -> tuple[Address, bool | None]:
     """Returns the address that is the first to accept a connection within `seconds`, and True. If
-    none does, returns False, and one whose host refuses it, because nobody listens there yet, or
-    the first."""
+    none does, returns one whose host refuses it, because nobody listens there, and False; if none
+    is refused, the first, and None."""
     end = time.monotonic() + seconds
     with ExitStack() as probing:
         poller, asked = select.poll(), dict[int, tuple[socket.socket, Address]]()
@@ -83,7 +83,7 @@ def answering(addresses: list[Address], port: int, seconds: float) -> tuple[Addr
                     return address, True
                 if outcome == errno.ECONNREFUSED:
                     refused.append(address)
-    return (refused or addresses)[0], False
+    return (refused or addresses)[0], False if refused else None
 
 
 def own_address(towards: str | None = None) -> str | None:
