@@ -495,9 +495,10 @@ def test_a_connection_that_comes_back_while_its_rank_computes(
     def comes_back_within(seconds: float) -> None:
         monkeypatch.setattr(board, "_RECONNECTION", seconds)
         with groups_of("tcp", 2) as groups:
-            keeper, may_end = groups[0]._board, Event()
+            keeper, computes, may_end = groups[0]._board, Event(), Event()
 
             def made() -> bytes:
+                computes.set()
                 assert may_end.wait(PATIENCE)
                 return b"made"
 
@@ -506,7 +507,7 @@ def test_a_connection_that_comes_back_while_its_rank_computes(
                     return call.broadcast(1, made)
 
             writing = Aside(write)
-            until(lambda: keeper._in_call, "rank 1 is in its call")
+            assert computes.wait(PATIENCE)  # a request lost with its connection is not repeated
             (connection,) = keeper._members.connections.values()
             cut(connection.descriptor)
             until(lambda: keeper._lost, "the connection is lost")
