@@ -146,14 +146,14 @@ def work(
     """Compute steps until the scheduler closes the broadcast, then report."""
     broadcast.wait_until_ready(START_SECONDS)
     mail = _Mail(broadcast, answers)
+    mail.take_start()
+    # Now the scheduler has attached to the answers; dead before that, it would seem absent.
+    answers.wait_until_ready(START_SECONDS)
+    # From here on no segment of this worker has a name in /dev/shm: SIGTERM may end it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    answers.enqueue(None)
+    started_ns = time.process_time_ns()
     try:
-        mail.take_start()
-        # Now the scheduler has attached to the answers; dead before that, it would seem absent.
-        answers.wait_until_ready(START_SECONDS)
-        # From here on no segment of this worker has a name in /dev/shm: SIGTERM may end it.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        answers.enqueue(None)
-        started_ns = time.process_time_ns()
         while True:
             try:
                 _step(config, shard, mail.take_decision(), mail, images, offload)
