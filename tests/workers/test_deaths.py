@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from memlane import (
     WorkerGroup,
     WrongProcess,
 )
-from tests.support import PATIENCE, assert_in_time, until
+from memlane.workers.processes import Process
+from tests.support import PATIENCE, assert_in_time, until, until_asleep
 from tests.workers.roles import Model
 from tests.workers.test_calls import gate, group_of
 
@@ -180,3 +183,22 @@ def test_the_end_of_the_driver(end: str, tmp_path: Path) -> None:
         driver.wait(PATIENCE)
     for pid in pids:
         until(partial(is_gone, pid), f"process {pid} has ended")
+
+
+def test_a_thread_asks_for_the_exit_code_while_another_reaps() -> None:
+    """It gets the code, not an error of multiprocessing about a closed process."""
+    codes: list[int | None] = []
+    asker = threading.Thread(target=lambda: codes.append(process.exitcode))
+
+    class Reaped(ForkProcess):
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            asker.start()
+            until_asleep(asker.native_id or 0)
+
+    given = Reaped(target=sys.exit, args=(3,))
+    given.start()
+    process = Process(0, given)
+    process.end(PATIENCE)
+    asker.join(PATIENCE)
+    assert codes == [3]

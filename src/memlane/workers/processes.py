@@ -135,9 +135,9 @@ class Process:
     @property
     def exitcode(self) -> int | None:
         """None while it runs, or if it is unknown."""
-        if self.is_over:
-            return self._exitcode
         with self._reaps:
+            if self.is_over:
+                return self._exitcode
             return cast("int | None", getattr(self._given, "exitcode", None))
 
     def has_ended(self, seconds: float | None) -> bool:
@@ -147,9 +147,10 @@ class Process:
         try:
             watched = os.pidfd_open(self.pid)
         except OSError:  # it has ended, or this system has none
-            if hasattr(self._given, "join"):
-                self._given.join(seconds)
-            return self.exitcode is not None
+            with self._reaps:
+                if not self.is_over and hasattr(self._given, "join"):
+                    self._given.join(seconds)
+            return self.is_over or self.exitcode is not None
         try:
             bounded = None if seconds is None or seconds > _LONGEST_SECONDS else seconds
             return bool(connection.wait([watched], bounded))
@@ -180,7 +181,8 @@ class Process:
         """Kills it, and what it has started, at once."""
         self.is_killed = True
         if not self.is_over and not self._kill_family() and hasattr(self._given, "kill"):
-            self._given.kill()
+            with suppress(ValueError):  # another thread has just reaped it
+                self._given.kill()
 
     def _kill_family(self) -> bool:
         """Kills its process group, if it leads one; returns whether that was done."""
