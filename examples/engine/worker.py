@@ -115,8 +115,10 @@ def _run(assignment: Assignment, pipe: Connection) -> None:
     shard = Shard(config, rank, world, blocks)
     device = shard.cache.blocks
     with (
-        closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
+        # First: a worker that comes when the scheduler has closed must not create a region, in
+        # which it may be killed for being late.
         MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
+        closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
         MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
         closing(ImageReader(images_handle)) if images_handle else nullcontext() as images,
     ):

@@ -4,10 +4,12 @@ import random
 import re
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
+from engine import worker
 from engine.backing import Backing
 from engine.batching import Batcher, Decision, Finds, Request, pools_for
 from engine.model import Shard, block_bytes
@@ -420,3 +422,18 @@ def test_a_tier_that_is_not_there(place: str) -> None:
     assert finished.returncode == 1
     assert "Traceback" not in finished.stderr
     assert finished.stderr.startswith("engine: ")
+
+
+def test_a_worker_that_comes_too_late_makes_no_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scheduler has closed: it may kill those who are late, and they would leave a file."""
+    monkeypatch.setattr(worker, "Offload", None)
+    with MessageQueue(1, 1) as broadcast:
+        handle = broadcast.export_handle(0)
+    region = RegionPlan(new_id(), 8, 1, block_bytes(CONFIG, 1))
+    theirs, ours = Pipe()
+    with ours, theirs:
+        with pytest.raises(SystemExit):
+            worker.run_worker(worker.Assignment(CONFIG, 0, 1, 8, handle, None, region), theirs)
+        assert ours.recv().text.startswith("SegmentMissing")
