@@ -116,7 +116,7 @@ if TYPE_CHECKING:
         StoreReaderStatistics,
         StoreStatistics,
     )
-    from memlane.workers import Call, Ticket, WorkerGroup, Workers, serve
+    from memlane.workers import Call, Stream, Ticket, WorkerGroup, Workers, serve
 
 __version__ = "0.1.0"
 
@@ -169,6 +169,7 @@ __all__ = [
     "StoreFull",
     "StoreReaderStatistics",
     "StoreStatistics",
+    "Stream",
     "SystemFault",
     "Ticket",
     "TierInUse",
@@ -215,6 +216,7 @@ _HOMES = {  # of the names that are not errors
     "StoreBlocker": "store",
     "StoreReaderStatistics": "store",
     "StoreStatistics": "store",
+    "Stream": "workers",
     "Ticket": "workers",
     "WorkerGroup": "workers",
     "Workers": "workers",

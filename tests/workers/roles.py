@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ class Model:
         """What SIGINT does to a child of the worker."""
         code = "import signal; print(signal.getsignal(signal.SIGINT))"
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+    def counts(self, most: int) -> Iterator[tuple[int, int]]:
+        """Notes each step that was asked for, and its end."""
+        try:
+            for number in range(most + self.rank):
+                self.ran.append(number)
+                yield self.rank, number
+        finally:
+            self.ran.append("ended")
+
+    def counts_to_a_fault(self, fault: str) -> Iterator[int]:
+        yield 1
+        if self.rank == self.world - 1:
+            self.fail(fault)
+        yield 2
 
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)

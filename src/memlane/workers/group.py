@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import count
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from memlane import (
@@ -26,11 +27,13 @@ from memlane.workers.answers import Answers
 from memlane.workers.call import Call
 from memlane.workers.processes import Process, Processes, Starter, shielded
 from memlane.workers.sending import Sender
+from memlane.workers.stream import Stream
 from memlane.workers.table import Pending, Table
-from memlane.workers.ticket import PLAIN, Ticket
+from memlane.workers.ticket import PLAIN, SCATTER, Ticket
 
 W = TypeVar("W")
 R = TypeVar("R")
+T = TypeVar("T")
 P = ParamSpec("P")
 
 _MOST_WORKERS = 1 << 12
@@ -101,7 +104,13 @@ class Workers(Generic[W]):
                 signal handler in the middle of another call.
             Closed: the group was closed.
         """
-        return self._group._submit(self._ranks, Deadline(self._seconds), method, args, kwargs)
+        return self._submit(PLAIN, method, args, kwargs)
+
+    def _submit(self, kind: int, method: Any, args: Any, kwargs: Any) -> Call[Any]:
+        name, method = self._group._named(method)
+        return self._group._send(
+            self._ranks, self._seconds, name, [None, kind, method, args, kwargs]
+        )
 
     @overload
     def call(
@@ -112,6 +121,41 @@ class Workers(Generic[W]):
     def call(self, method: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Returns the answers of the workers by rank. Raises as `submit` and `Call.result`."""
         return self.submit(method, *args, **kwargs).result()
+
+    @overload
+    def scatter(self, method: Callable[[W, T], R], items: Sequence[T]) -> Call[R]: ...
+    @overload
+    def scatter(self, method: str, items: Sequence[Any]) -> Call[Any]: ...
+    def scatter(self, method: Any, items: Sequence[Any]) -> Call[Any]:
+        """Begins a call with another argument for each worker: an item each, in the order of
+        `ranks`. All items are written once, and each worker gets its own.
+
+        Raises:
+            InvalidArgument: there is not one item for each worker.
+            MemlaneError: as `submit`.
+        """
+        if len(items) != len(self):
+            raise InvalidArgument(f"{len(self)} workers need as many items, not {len(items)}")
+        by_rank = dict(zip(self._ranks, items, strict=True))
+        return self._submit(SCATTER, method, by_rank, {})
+
+    @overload
+    def stream(
+        self,
+        method: Callable[Concatenate[W, P], Iterable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Stream[R]: ...
+    @overload
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> Stream[Any]: ...
+    def stream(self, method: Any, /, *args: Any, **kwargs: Any) -> Stream[Any]:
+        """Begins a call of a generator, and returns an iterator over what it yields: a list by rank
+        for each step, until the first worker's ends. Workers are one step ahead, and run other
+        calls between two steps; `within` limits each step. Raises as `submit`.
+        """
+        name, method = self._group._named(method)
+        return Stream(self._group, self._ranks, self._seconds, name, method, args, kwargs)
 
 
 class WorkerGroup(Workers[W], Owned):
@@ -179,6 +223,7 @@ class WorkerGroup(Workers[W], Owned):
         self._classes = getattr(factory, "__mro__", ())
         ring = {"max_chunks": most + 2, "max_chunk_bytes": max_chunk_bytes}
         self.generation = 0
+        self._keys = count()  # of streams
         self._on_death, self._recover, self._timeout = on_death, recover, timeout
         self._unrecovered: set[int] = set()
         self._starts = dict.fromkeys(self._ranks, 0)  # of replacements that were not recovered
@@ -355,21 +400,28 @@ class WorkerGroup(Workers[W], Owned):
         self._check()
         return self
 
-    def _submit(
-        self,
-        ranks: tuple[int, ...],
-        deadline: Deadline,
-        method: Any,
-        args: tuple[Any, ...],
-        kwargs: Any,
-    ) -> Call[Any]:
-        self._check()
+    def _named(self, method: Any) -> tuple[str, Any]:
+        """Returns the name of a method, and how to send it."""
         name = str(getattr(method, "__name__", method))
         if any(vars(base).get(name) is method for base in self._classes):
             method = name  # which the worker's own class may override
-        pending = Pending(name, ranks)
-        self._sender.submit(pending, [None, PLAIN, method, args, kwargs], deadline)
+        return name, method
+
+    def _send(
+        self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]
+    ) -> Call[Any]:
+        self._check()
+        pending, deadline = Pending(name, ranks), Deadline(seconds)
+        self._sender.submit(pending, message, deadline)
         return Call(self._answers, pending, deadline)
+
+    def _end_stream(self, key: int, ranks: tuple[int, ...]) -> None:
+        if self._processes.are_here:
+            self._sender.end_stream(key, ranks)
+
+    def _died(self, ranks: tuple[int, ...]) -> list[int]:
+        """How often each of these workers has died."""
+        return [self._table.died[rank] for rank in ranks]
 
     # Looking -------------------------------------------------------------------------------------
 

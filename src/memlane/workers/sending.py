@@ -7,6 +7,7 @@ whether it was sent.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,7 @@ from memlane import (
     ConcurrentUse,
     Handle,
     InvalidArgument,
+    MemlaneError,
     MessageQueue,
     QueueStatistics,
     ReaderDied,
@@ -26,7 +28,7 @@ from memlane._base.deadline import NEVER, Deadline
 from memlane._locks import Lock
 from memlane.workers.answers import REENTRY, Answers
 from memlane.workers.table import Pending, Table
-from memlane.workers.ticket import LANES
+from memlane.workers.ticket import END, LANES
 
 _SLICE = 0.1  # seconds of a wait for space in the queue, in which nobody may receive
 
@@ -45,11 +47,12 @@ class Sender:
     ) -> None:
         self._table, self._answers, self._ranks, self._ring = table, answers, ranks, ring
         self.lock = Lock()  # of the thread that sends, or replaces workers
-        self._encodes = Lock()
+        self._sends = Lock()  # only to see whether this thread is in the middle of it
         self._sent: dict[MessageQueue[Any], int] = {}
         self._unsure: tuple[MessageQueue[Any], int, Pending, Sequence[int]] | None = None
         self._lanes: list[MessageQueue[Any]] = []  # once one is needed
         self._opening = Pending("open", [])
+        self._ended: deque[tuple[int, Sequence[int]]] = deque()  # streams that workers still have
         self._has_opened_lanes = False
         self._is_closed = False
         self._calls = self._queue(*ranks)
@@ -98,7 +101,7 @@ class Sender:
         """
         ranks = pending.ranks
         while True:
-            if self._encodes.is_mine() or self._answers.is_in_a_call:
+            if self._sends.is_mine() or self._answers.is_in_a_call:
                 raise ConcurrentUse(REENTRY)
             may_send = partial(self._may_send, ranks)
             with self.lock:
@@ -108,8 +111,9 @@ class Sender:
                 full = self._table.full(ranks)
                 try:
                     if not full:
-                        if self._send(pending, message, deadline):
-                            return
+                        with self._sends:
+                            if self._send(pending, message, deadline):
+                                return
                         self._answers.wait(lambda: False, Deadline(0))  # they may keep the space
                 except ReaderDied as error:  # its answers end with its death, too
                     if error.rank in self._table.deaths:  # while another one is recovered
@@ -132,6 +136,7 @@ class Sender:
     def _send(self, pending: Pending, message: list[Any], deadline: Deadline) -> bool:
         """Returns whether the workers get the call; if it raises, none does."""
         self._find_out()
+        self._end_streams()
         if len(pending.ranks) == len(self._ranks):
             return self._send_by(self._calls, pending, self._ranks, message, deadline)
         if not self._has_opened_lanes and not self._open_lanes(deadline):
@@ -165,8 +170,7 @@ class Sender:
         numbers = self._table.begin(pending, ranks)
         message[0] = numbers[ranks[0]] if len(ranks) == 1 else numbers
         try:
-            with self._encodes:
-                queue.enqueue(message, deadline.left(_SLICE))
+            queue.enqueue(message, deadline.left(_SLICE))
         except BaseException as error:
             self._find_out()
             if isinstance(error, TimedOut):
@@ -176,6 +180,31 @@ class Sender:
         self._has_opened_lanes |= pending is self._opening
         self._unsure = None
         return True
+
+    def end_stream(self, key: int, ranks: Sequence[int]) -> None:
+        """Ends a stream at once, or with the next call. Never waits: it may be called anywhere."""
+        self._ended.append((key, ranks))
+        if self.lock.is_mine() or self._answers.is_in_a_call:
+            return
+        if self.lock.acquire(blocking=False):
+            try:
+                with self._sends, suppress(MemlaneError):  # of a worker that has died
+                    self._find_out()
+                    self._end_streams()
+            finally:
+                self.lock.release()
+
+    def _end_streams(self) -> None:
+        """Sends the ends of streams, as far as there is space."""
+        while self._ended and not self._is_closed:
+            key, ranks = self._ended[0]
+            queues = [self._calls]
+            if len(ranks) < len(self._ranks):
+                queues = [self._lanes[rank] for rank in ranks]
+            for queue in queues:  # again, if an end was sent by some: that changes nothing
+                if not self._send_by(queue, Pending("end", []), [], [0, END, key], Deadline(0)):
+                    return
+            self._ended.popleft()
 
     def _find_out(self) -> None:
         """Finds out whether a call was sent in which a signal handler has raised."""

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
+from types import GeneratorType
 from typing import Any
 
 from memlane import (
@@ -20,7 +22,7 @@ from memlane import (
     WriterClosed,
     first_ready,
 )
-from memlane.workers.ticket import LANES, Ticket
+from memlane.workers.ticket import END, LANES, NEXT, SCATTER, START, Ticket
 
 _MOST_CAUSES = 16  # that are sent of an exception; they may go in a circle
 
@@ -34,14 +36,14 @@ def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: 
     """
     try:
         answers: Gather[Any] = Gather.create_from_handle(ticket.answers, ticket.rank)
+        server = _Server(ticket.rank, answers)
         # In this order: a worker that gets calls can be seen to die.
         calls: MessageQueue[Any] = MessageQueue.create_from_handle(ticket.calls, ticket.rank)
-        inbox = _Inbox(ticket.rank, calls)
+        inbox = _Inbox(ticket.rank, calls, server.end_stream)
         if ticket.lane is not None:
             inbox.open(ticket.lane)
     except SegmentMissing as error:
         raise SystemExit(f"worker {ticket.rank} leaves: {error}") from None
-    server = _Server(ticket.rank, answers)
     try:
         if not server.answer(0, partial(server.make, factory, ticket, args, kwargs)):
             raise SystemExit(1)  # without close(), so that it counts as a death
@@ -73,8 +75,10 @@ class _Inbox:
     unless the other queue has that.
     """
 
-    def __init__(self, rank: int, calls: MessageQueue[Any]) -> None:
-        self._rank = rank
+    def __init__(
+        self, rank: int, calls: MessageQueue[Any], end_stream: Callable[[int], None]
+    ) -> None:
+        self._rank, self._end_stream = rank, end_stream
         self._taken = 0
         self._has_lane = False
         self._open = [calls]
@@ -148,6 +152,8 @@ class _Inbox:
             return True
         if message[1] == LANES:
             self.open(message[2][self._rank])
+        elif message[1] == END:  # each step was sent by the same queue, before
+            self._end_stream(message[2])
         else:
             self._held[queue] = message
         return True
@@ -160,6 +166,7 @@ class _Server:
 
     def __init__(self, rank: int, answers: Gather[Any]) -> None:
         self._rank, self._answers = rank, answers
+        self._streams: dict[int, list[Any]] = {}  # iterator, number of its last step, and that
 
     def make(self, factory: Callable[..., object], ticket: Ticket, args: Any, kwargs: Any) -> int:
         """Makes the worker; returns the pid, which is the answer to its start."""
@@ -173,10 +180,36 @@ class _Server:
     def _call(self, message: Any) -> Any:
         if isinstance(message, Exception):
             raise message
-        _, _, method, args, kwargs = message
+        _, kind, method, args, kwargs = message
+        if kind == NEXT:
+            return self._next(*method)
+        if kind == SCATTER:
+            args = [args[self._rank]]
+        elif kind == START:
+            key, method = method
         if isinstance(method, str):
-            return getattr(self.worker, method)(*args, **kwargs)
-        return method(self.worker, *args, **kwargs)
+            value = getattr(self.worker, method)(*args, **kwargs)
+        else:
+            value = method(self.worker, *args, **kwargs)
+        if kind == START:
+            self._streams[key] = [iter(value), 0, None]
+            return self._next(key, 1)
+        if isinstance(value, GeneratorType):
+            raise TypeError("the method returned a generator: call it by stream()")
+        return value
+
+    def _next(self, key: int, number: int) -> list[Any]:
+        """Returns [item], or [] at the end. Returns the last step again if it is asked for twice:
+        the first answer may have been lost by a signal handler that raised."""
+        stream = self._streams[key]
+        if stream[1] != number:
+            stream[1:] = number, [*islice(stream[0], 1)]
+        items: list[Any] = stream[2]
+        return items
+
+    def end_stream(self, key: int) -> None:
+        """Drops a generator, which runs its `finally`."""
+        self._streams.pop(key, None)
 
     def answer(self, number: int, run: Callable[[], Any]) -> bool:
         """Sends what `run` returns or raises; returns whether it returned."""

@@ -13,8 +13,11 @@ from dataclasses import dataclass, fields
 
 from memlane import GatherHandle, Handle, InvalidArgument
 
-PLAIN, LANES = range(2)
-"""Kinds of messages: a call; the queues to single workers, by rank, which has no number."""
+PLAIN, SCATTER, START, NEXT, END, LANES = range(6)
+"""Kinds of messages: a call; one whose `args` are by rank; the first step of a stream, whose
+`method` is its key and the method; a later step, whose `method` is the key and the step's number;
+the end of a stream, by its key; the queues to single workers, by rank. The last two have no number,
+and no answer."""
 
 
 @dataclass
