@@ -791,6 +791,47 @@ def test_a_handler_that_raises_as_a_call_ends() -> None:
         assert reader.dequeue(timeout=PATIENCE) == "kept"
 
 
+def test_a_descriptor_after_a_handler_that_raised_anywhere_in_a_call() -> None:
+    """It shows the next message. Fails without the guard: until the thread looked again, half a
+    second later, or for ever if the handler kept the call from noting its end."""
+    with remote_queue() as (writer, (reader,)):
+        reader.fileno()
+        end: Any = reader._reader
+        end._recent = 10 * PATIENCE  # so that the thread looks only if it is told to
+        moment, is_over = 0, False
+        while not is_over:
+            moment += 1
+            is_over = not _raises_in_a_poll(reader, moment)
+            writer.enqueue(moment)
+            assert is_readable(reader, PATIENCE), moment
+            assert reader.dequeue(PATIENCE) == moment
+        assert moment > 50
+
+
+def _raises_in_a_poll(reader: MessageQueue, moment: int) -> bool:
+    """Raises at that moment of a dequeue that finds nothing; returns whether it has so many."""
+    left = moment
+
+    def raises(frame: Any, event: str, _: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and "/memlane/" in frame.f_code.co_filename:
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise Alarm
+
+    sys.setprofile(raises)
+    try:
+        reader.dequeue(0.001)
+    except Alarm:
+        return True
+    except TimedOut:
+        return False
+    finally:
+        sys.setprofile(None)
+    raise AssertionError("there was a message")
+
+
 def test_a_handler_that_raises_as_a_relay_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -66,6 +66,7 @@ class AwaitedMessage:
         self.is_selected = False
         self.is_awaited = False
         self._is_quiet, self._looks_at = True, 0.0  # whether, and until when the thread sleeps
+        self._is_in_call = False  # or a signal handler raised in the end of the last one
 
     def watch(self) -> ShownWatch:
         """Makes the thread receive at once from now on, unless a call does. What has come before is
@@ -109,6 +110,7 @@ class AwaitedMessage:
 
     def begin_call(self) -> bool:
         """Returns whether a coroutine waits, for `end_call`; it does not while this call runs."""
+        self._is_in_call = self._end.shown is not None
         was_awaited, self.is_awaited = self.is_awaited, False
         return was_awaited
 
@@ -127,7 +129,14 @@ class AwaitedMessage:
             must_look = self.is_selected and (self._is_quiet or self._incoming.news.is_set)
             if is_late or must_look:
                 self._end.nudge()
+            self._is_in_call = False
         return True
+
+    def end_interrupted_call(self) -> None:
+        """Makes the thread do what `end_call` did not get to, after the call."""
+        if self._is_in_call:
+            self._is_in_call = False
+            self._end.nudge()
 
     def note_sleep(self, is_quiet: bool, looks_at: float) -> None:
         """Notes that the thread sleeps until then; `is_quiet`: frames do not wake it."""

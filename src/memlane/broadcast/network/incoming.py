@@ -20,7 +20,6 @@ class Incoming:
     Attributes:
         news: set when there is something to look at that libzmq does not signal.
         lacks_memory: there was no memory for a message; the next call raises that.
-        is_called: a call receives.
         served_at: when a call, or an event loop, last received.
         waits: number of calls that had to wait.
     """
@@ -35,12 +34,17 @@ class Incoming:
     ) -> None:
         self._end, self._session, self._transport, self._rank = end, session, transport, rank
         self.news = news
-        self.lacks_memory = self.is_called = self._was_interrupted = False
+        self.lacks_memory = self._is_called = self._was_interrupted = False
         self.served_at = 0.0
         self.waits = 0
 
     def note_call(self, is_called: bool) -> None:
-        self.is_called = is_called
+        self._is_called = is_called
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a call receives. A signal handler may keep a call from noting its end."""
+        return self._is_called and self._end.guard.thread != 0
 
     def count_wait(self, counts: bool) -> None:
         """Counts a wait of an awaited call, if `counts`."""

@@ -142,16 +142,20 @@ class NetworkReader(NetworkEnd):
         """Waits for a message that can be returned, unless there is one; others may be ahead of it,
         if this is interrupted or another thread comes between."""
         ahead, awaited = self.ahead, self.awaited
-        with self.guard:
-            was_awaited = awaited.begin_call()
-            try:
-                if ahead.is_empty:
-                    if not ahead.keeps_any:
-                        self.take(deadline, cancel, ahead.keep)
-                    ahead.decode_kept()
-            finally:
-                if awaited.end_call(was_awaited, returns=1):
-                    ahead.note_shown()
+        try:
+            with self.guard:
+                was_awaited = awaited.begin_call()
+                try:
+                    if ahead.is_empty:
+                        if not ahead.keeps_any:
+                            self.take(deadline, cancel, ahead.keep)
+                        ahead.decode_kept()
+                finally:
+                    if awaited.end_call(was_awaited, returns=1):
+                        ahead.note_shown()
+        except BaseException:
+            awaited.end_interrupted_call()
+            raise
 
     @contextmanager
     def view(
