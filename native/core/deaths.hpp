@@ -5,9 +5,15 @@
 // its locks before its pidfd shows its end. Where pidfd_open is refused, or for a peer of another pid namespace, the slices
 // of a wait remain.
 //
+// No fork finds the thread: Python warns those who fork beside one. It ends before, and the next sleep starts another.
+// Until then the slices remain, too; of an end that is watched, the looks of its lane (watcher.hpp).
+//
 // Cost: of a sleep a load, of one after a peer has come or left a look at each, of a message none. The thread, which exists as
-// long as an end has a peer, never wakes but at a death; one descriptor for each process that is a peer, and two more.
+// long as an end has a peer, never wakes but at a death; one descriptor for each process that is a peer, and two more. Of a
+// fork, a thread's end and start.
 #pragma once
+
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -26,6 +32,7 @@
 #include "os/event.hpp"
 #include "os/fork.hpp"
 #include "os/process.hpp"
+#include "os/threads.hpp"
 
 namespace memlane::core {
 
@@ -37,7 +44,11 @@ public:
     // Of this process; a child does not know its parent's.
     static Deaths& here() {
         static std::pair<Deaths*, std::uint64_t> known{nullptr, 0};
-        const auto no_fork = os::ClosedInChildren::all().hold();
+        os::ClosedInChildren& files = os::ClosedInChildren::all();
+        // After theirs, so that it runs before: the thread may need that lock to end. Refused: Python warns.
+        [[maybe_unused]] static const int refused =
+            ::pthread_atfork([] { here().rest(); }, [] { here().mutex_.unlock(); }, nullptr);
+        const auto no_fork = files.hold();
         const std::uint64_t generation = os::fork_generation().load();
         if (known.first == nullptr || known.second != generation) known = {new Deaths, generation};  // its thread may outlive all else
         return *known.first;
@@ -56,6 +67,7 @@ private:
         os::OwnFile poller{[] { return os::make_poller(); }};
         os::OwnFile end{[] { return os::make_event(); }};
         bool is_over = false;
+        std::int64_t id = 0;  // of the thread, which sets it
         std::thread thread;
     };
 
@@ -63,11 +75,12 @@ private:
     void begin();
     void end(std::unique_lock<std::mutex>& lock) noexcept;
     void abandon() noexcept;
-    void run(const Sleeper& sleeper) noexcept;
+    void rest() noexcept;
+    void run(Sleeper& sleeper) noexcept;
 
     std::mutex mutex_;
     std::map<std::uint64_t, Process> processes_;  // by pid, those that are somebody's peer; also if they have ended
-    std::unique_ptr<Sleeper> sleeper_;  // while there are any
+    std::unique_ptr<Sleeper> sleeper_;  // while there are any, but for the time from a fork to the next sleep
 };
 
 // The alarm of one end. Only who may wait for the end calls it.
@@ -109,7 +122,7 @@ public:
 
     void follow() noexcept override {
         // Relaxed, here and below: who is overlooked costs a slice.
-        const std::uint32_t now = load_relaxed(participants_.membership());
+        const std::pair now{load_relaxed(participants_.membership()), os::ClosedInChildren::all().forks()};
         if (seen_ == now) return;
         seen_ = now;
         bool has_new = true;
@@ -151,7 +164,7 @@ private:
     std::size_t count_;
     std::uint32_t& word_;
     std::vector<std::uint64_t> others_;
-    std::optional<std::uint32_t> seen_;  // of `membership`, when the peers were last looked at
+    std::optional<std::pair<std::uint32_t, std::uint64_t>> seen_;  // `membership` and forks at the last look at the peers
     const std::uint64_t generation_ = os::fork_generation().load();
     bool is_known_ = false;  // to Deaths
     bool rung_ = false;      // atomic: set by the thread
@@ -170,6 +183,11 @@ inline bool Deaths::follow(PeerAlarm& alarm, const std::vector<std::uint64_t>& p
         } catch (const std::exception&) {  // it has ended, or the system refuses
             has_new = true;
         }
+    }
+    try {
+        if (!processes_.empty() && !sleeper_) begin();
+    } catch (const std::exception&) {
+        has_new = true;
     }
     if (processes_.empty() && sleeper_) end(lock);
     return has_new;
@@ -201,6 +219,17 @@ inline void Deaths::end(std::unique_lock<std::mutex>& lock) noexcept {
     os::set_event(last->end.file());
     lock.unlock();
     last->thread.join();
+    os::until_gone(last->id);
+}
+
+// For the time of a fork, with the lock, so that nobody starts another.
+inline void Deaths::rest() noexcept {
+    std::unique_lock lock(mutex_);
+    while (sleeper_) {
+        end(lock);
+        if (!lock) lock.lock();
+    }
+    lock.release();
 }
 
 // Somebody has closed its descriptors, and nothing wakes the thread any more.
@@ -212,12 +241,15 @@ inline void Deaths::abandon() noexcept {
 inline void Deaths::begin() {
     auto made = std::make_unique<Sleeper>();
     os::watch(made->poller.file(), made->end.file());
+    for (const auto& [pid, process] : processes_)
+        if (process.file.is_intact()) os::watch(made->poller.file(), process.file.file(), pid);
     const os::SignalsBlocked blocked;
     made->thread = std::thread([this, sleeper = made.get()] { run(*sleeper); });
     sleeper_ = std::move(made);
 }
 
-inline void Deaths::run(const Sleeper& sleeper) noexcept {
+inline void Deaths::run(Sleeper& sleeper) noexcept {
+    sleeper.id = os::own_thread();
     for (;;) {
         const std::optional<std::uint64_t> pid = os::wait_for_event(sleeper.poller.file());
         const std::lock_guard guard(mutex_);

@@ -1,8 +1,11 @@
 // Threads that help with one piece of work and end with it. No thread is kept, so a fork loses none.
 #pragma once
 
+#include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <exception>
 #include <system_error>
 #include <thread>
@@ -50,6 +53,15 @@ private:
     pid_t owner_;
     unsigned missing_ = 0;
 };
+
+// By numbers: glibc 2.28 has no functions for these two calls.
+inline std::int64_t own_thread() noexcept { return ::syscall(SYS_gettid); }
+
+// Waits until the system no longer counts a thread that was joined, a moment later. By yields, because nothing tells.
+inline void until_gone(std::int64_t thread) noexcept {
+    constexpr int kTries = 1000;
+    for (int i = 0; i < kTries && ::syscall(SYS_tgkill, ::getpid(), thread, 0) == 0; ++i) ::sched_yield();
+}
 
 // Runs `work` on a detached thread that blocks signals. False if the system has no more threads.
 template <class Work>

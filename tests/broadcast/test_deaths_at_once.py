@@ -17,7 +17,17 @@ from typing import Any
 import pytest
 
 from memlane import Gather, MessageQueue, PeerDied, TimedOut, first_ready
-from tests.support import PATIENCE, Aside, Link, Remote, assert_in_time, late_since, serve, start
+from tests.support import (
+    PATIENCE,
+    Aside,
+    Link,
+    Remote,
+    assert_in_time,
+    late_since,
+    serve,
+    start,
+    until,
+)
 from tests.support.queues import BOUND, fill, start_reader, start_writer, sweep
 from tests.support.seccomp import refuse
 
@@ -206,6 +216,57 @@ def test_in_a_child_of_a_process_that_has_waited() -> None:
         killed = doomed.peer.kill()
         waiting.result()
         assert_in_time(BOUND, killed, waiting.ended)
+
+
+def fork() -> None:
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def threads_at_a_fork(_link: Link, handle: Any) -> list[int]:
+    """Role: how many threads it has beside its own: before a wait, after it, and after a fork."""
+    before = len(os.listdir("/proc/self/task"))
+    counts = []
+    with MessageQueue.create_from_handle(handle, 0) as reader:
+        for act in (lambda: reader.dequeue(0.3), fork) * 2:
+            with suppress(TimedOut):
+                act()
+            counts.append(len(os.listdir("/proc/self/task")) - before)
+    return counts
+
+
+def test_no_fork_finds_the_thread() -> None:
+    """Python 3.12 warns those who fork beside one, be it no thread of Python's."""
+    writer = start_writer()
+    assert start(threads_at_a_fork, writer.greeting).result() == [1, 0, 1, 0]
+    writer.peer.kill()
+    sweep()
+
+
+def watched_processes() -> int:
+    files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.path.islink(file) and "[pidfd]" in os.readlink(file) for file in files)
+
+
+def waits_for_a_death_after_a_fork(link: Link, handle: Any) -> None:
+    before = watched_processes()
+    with MessageQueue.create_from_handle(handle, 0) as reader:
+        for act in (lambda: reader.dequeue(0.01), fork, lambda: reader.dequeue(0.01)):
+            with suppress(TimedOut):
+                act()
+        assert watched_processes() == before + 1
+        link.tell("waited")
+        until(lambda: watched_processes() == before)
+
+
+def test_a_death_after_a_fork() -> None:
+    """The thread that the first sleep after the fork starts sees it, and closes what it watched."""
+    writer = start_writer()
+    reader = start(waits_for_a_death_after_a_fork, writer.greeting)
+    assert reader.hear() == "waited"
+    writer.peer.kill()
+    reader.result()
 
 
 def closed_from_outside(_link: Link, handle: Any) -> None:
