@@ -1,23 +1,19 @@
-"""Named examples, and the rules of the sessions that they test.
+"""The rules of the sessions: where each stands, what happens there without it, and the example that
+fails then."""
 
-A rule is a piece of a method, with what would be there without it.
-"""
-
-import contextlib
-import inspect
-import sys
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import getattr_static
+from typing import Any, NamedTuple
 
 import pytest
 
-from memlane.broadcast.protocol.connection_state import ConnectionState
+from memlane.broadcast.protocol.connection_state import REFUSED_SECONDS, ConnectionState
 from memlane.broadcast.protocol.ending import Ending
-from memlane.broadcast.protocol.frames import Header, Hello, Report, ReportRow, What, control
+from memlane.broadcast.protocol.frames import Header, Hello, Report, Welcome, What, parsed
 from memlane.broadcast.protocol.outbox import Outbox
-from memlane.broadcast.protocol.peer import MAX_IDLE_FRAMES, Peer
+from memlane.broadcast.protocol.peer import Peer
 from memlane.broadcast.protocol.places import Places
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.protocol.states import (
@@ -26,1603 +22,436 @@ from memlane.broadcast.protocol.states import (
     OVER,
     STREAM,
     WRITER_LINK,
+    Event,
     Life,
     Link,
     Stream,
+    WriterLink,
 )
 from memlane.broadcast.protocol.writer_session import WriterSession
-from memlane.errors import CorruptMessage, InvalidArgument
-from tests.sessions.world import BOUND, EPOCH, HANDSHAKE, WINDOW, Line, Reader, World
+from memlane.errors import CorruptMessage
 
-EXAMPLES: dict[str, Callable[[], None]] = {}
-
-
-def example(play: Callable[[], None]) -> Callable[[], None]:
-    EXAMPLES[play.__name__] = play
-    return play
-
-
-def world(*hosts: int, relay: bool = False, pieces: int = 1) -> World:
-    """Everybody has attached."""
-    made = World(list(hosts), relay=relay, pieces=pieces)
-    for _ in range(15):
-        made.advance(0.1)
-    assert not made.writer.count_absent()
-    return made
-
-
-def one_of_two_is_here() -> World:
-    """And has taken the only message."""
-    made = World([0, 1], relay=False)
-    made.cut(1, "up")
-    for _ in range(3):
-        made.advance(0.05)
-    made.send()
-    made.dequeue(made.readers[0])
-    made.advance()
-    return made
-
-
-def relay_of(made: World) -> Reader:
-    return next(reader for reader in made.readers if reader.is_relay)
-
-
-def end(made: World, *, missed: int = 0) -> None:
-    made.check()
-    made.settle()
-    if made.missed is not None:
-        assert len([peer for peer in made.missed if peer.state != "dead"]) == missed, made.story()
-
-
-@example
-def a_full_window() -> None:
-    made = world(0)
-    for _ in range(8):
-        made.send(5)
-    made.check()
-    end(made)
-
-
-@example
-def a_full_window_of_bytes() -> None:
-    made = world(0)
-    for _ in range(4):
-        made.send(25)
-    made.check()
-    end(made)
-
-
-@example
-def a_slow_reader_and_a_fast_one() -> None:
-    made = world(0, 1)
-    made.send()
-    made.dequeue(made.readers[0])
-    made.advance()
-    made.check()
-    end(made)
-
-
-@example
-def a_reader_that_comes_late() -> None:
-    made = one_of_two_is_here()
-    made.check()
-    end(made)
-    assert made.readers[1].log == [0]
-
-
-@example
-def an_interrupted_message_that_the_ring_has() -> None:
-    made = world(0)
-    made.send(fate="after")
-    made.check()
-    end(made)
-
-
-@example
-def an_interrupted_message_that_the_ring_has_not() -> None:
-    made = world(0)
-    made.send(fate="before")
-    made.check()
-    end(made)
-
-
-@example
-def a_silent_reader_that_was_released() -> None:
-    """The writer closes without a word about it: its application has gone on without that one."""
-    made = world(0)
-    made.send()
-    made.cut(0, "up")
-    for _ in range(8):
-        made.advance()
-    assert made.writer.has_dead()
-    made.writer.release(0, made.now)
-    assert not made.writer.has_dead()
-    made.close_writer()
-    made.advance()
-    assert made.missed == []
-
-
-@example
-def a_frame_that_is_sent_twice() -> None:
-    made = world(0)
-    made.interrupt = "flush"
-    made.send()
-    end(made)
-
-
-@example
-def a_frame_that_a_reader_has_lost() -> None:
-    made = world(0, pieces=3)
-    made.delay = 0.1
-    made.interrupt = "receive"
-    made.send()
-    made.send()
-    for _ in range(4):
-        made.advance(0.05)
-    made.send()
-    made.dequeue(made.readers[0])
-    end(made)
-
-
-@example
-def a_hello_that_the_writer_has_lost() -> None:
-    made = World([0], relay=False)
-    made.interrupt = "hear"
-    for _ in range(10):
-        made.advance(0.1)
-    assert not made.writer.count_absent()
-    end(made)
-
-
-@example
-def an_acknowledgement_that_the_writer_has_lost() -> None:
-    made = world(0)
-    made.send()
-    made.interrupt = "hear"
-    made.dequeue(made.readers[0])
-    for _ in range(6):
-        made.advance()
-    assert made.peers[0].taken == 1
-    end(made)
-
-
-@example
-def an_acknowledgement_that_a_connection_has_lost() -> None:
-    made = world(0)
-    made.send()
-    made.dequeue(made.readers[0])
-    made.reset(made.readers[0])
-    for _ in range(6):
-        made.advance()
-    assert made.peers[0].taken == 1
-    end(made)
-
-
-@example
-def a_connection_that_is_lost_within_a_message() -> None:
-    made = world(0, pieces=3)
-    made.delay = 0.1
-    made.send()
-    made.reset(made.readers[0], 2)
-    end(made)
-
-
-@example
-def a_hello_of_an_older_connection() -> None:
-    made = world(0)
-    made.is_writer_stopped = True
-    made.reset(made.readers[0])
-    made.delay = 0.3
-    made.is_writer_stopped = False
-    made.advance(0.05)
-    made.advance(0.05)
-    made.reset(made.readers[0], 1)
-    made.delay = 0.0
-    for _ in range(8):
-        made.advance(0.1)
-    made.send()
-    assert made.peers[0].is_connected
-    assert len(made.lines) == 3, "it was sent away once more"
-    made.check()
-    end(made)
-
-
-@example
-def a_hello_that_is_slow() -> None:
-    made = world(0)
-    made.cut(0, "up")
-    made.reset(made.readers[0])
-    for _ in range(3):
-        made.advance(0.4)
-    made.heal(0)
-    made.delay = 0.3
-    made.advance(0.05)
-    made.advance(0.2)
-    assert made.peers[0].state == "running"
-    made.delay = 0.0
-    made.advance(0.2)
-    assert made.peers[0].state == "running"
-    end(made)
-
-
-@example
-def a_reader_that_dies() -> None:
-    made = world(0, 1)
-    made.kill(made.readers[0])
-    for _ in range(8):
-        made.advance()
-    assert made.peers[0].state == "dead"
-    assert made.peers[0].link is Link.NONE
-    end(made)
-
-
-@example
-def a_reader_that_was_declared_dead_comes_back() -> None:
-    made = world(0)
-    made.cut(0, "up")
-    for _ in range(8):
-        made.advance()
-    made.heal(0)
-    for _ in range(8):
-        made.advance()
-        made.dequeue(made.readers[0])
-    assert made.readers[0].outcome in ("ReaderGivenUp", "WriterDied")
-    end(made)
-
-
-@example
-def a_bye_that_the_writer_has_lost() -> None:
-    made = world(0, 1)
-    made.interrupt = "hear"
-    made.close(made.readers[0])
-    for _ in range(8):
-        made.advance()
-    assert made.peers[0].state == "closed"
-    assert made.readers[0].session.has_left
-    end(made)
-
-
-@example
-def an_answer_to_a_bye_that_was_lost() -> None:
-    made = world(0, 1)
-    made.delay = 0.1
-    made.close(made.readers[0])
-    made.advance(0.15)
-    made.interrupt = "receive"
-    for _ in range(8):
-        made.advance()
-    assert made.readers[0].session.has_left
-    end(made)
-
-
-@example
-def a_bye_without_a_connection() -> None:
-    made = world(0, 1)
-    made.reset(made.readers[0])
-    made.close(made.readers[0])
-    for _ in range(4):
-        made.advance()
-    assert made.peers[0].state == "closed"
-    end(made)
-
-
-@example
-def an_end_that_a_reader_has_lost() -> None:
-    made = world(0)
-    made.delay = 0.1
-    made.send()
-    made.close_writer()
-    made.write()
-    made.reset(made.readers[0])
-    for _ in range(8):
-        made.advance(0.1)
-        made.drain()
-    end(made)
-
-
-@example
-def an_answer_to_the_end_that_was_lost() -> None:
-    made = world(0)
-    made.close_writer()
-    made.write()
-    made.read(made.readers[0])
-    made.interrupt = "hear"
-    for _ in range(10):
-        made.advance(0.1)
-        made.drain()
-    end(made)
-
-
-@example
-def a_writer_that_closes_while_its_readers_are_slow() -> None:
-    made = world(0)
-    for number in range(4):
-        made.delay = 0.7 * (number + 1)
-        made.send()
-    made.close_writer()
-    made.delay = 0.0
-    for _ in range(8):
-        made.advance(0.4)
-        made.drain()
-    assert not made.missed
-    assert len(made.readers[0].log) == 4
-    end(made)
-
-
-@example
-def a_reader_that_comes_while_its_writer_closes() -> None:
-    made = one_of_two_is_here()
-    made.close_writer()
-    for _ in range(3):
-        made.advance(BOUND / 4)
-    made.heal(1)
-    for _ in range(8):
-        made.advance()
-        made.drain()
-    assert made.missed == []
-    assert made.readers[1].log == [0]
-    end(made)
-
-
-@example
-def a_reader_that_does_not_come_while_its_writer_closes() -> None:
-    made = one_of_two_is_here()
-    made.close_writer()
-    for _ in range(12):
-        made.advance()
-        made.drain()
-    assert made.missed == [made.peers[1]]
-
-
-@example
-def a_reader_that_dies_while_its_writer_closes() -> None:
-    made = world(0)
-    made.send()
-    made.drain()
-    made.delay = 2.0  # it never hears of the end
-    made.close_writer()
-    made.advance(0.4)
-    made.kill(made.readers[0])
-    for _ in range(8):
-        made.advance()
-    assert made.missed == []
-    end(made)
-
-
-@example
-def a_relay_that_dies() -> None:
-    made = world(0, 0, 1, relay=True)
-    made.send()
-    made.advance()
-    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
-    made.kill(relay)
-    made.send()
-    for _ in range(10):
-        made.advance()
-        made.drain()
-    end(made)
-
-
-@example
-def a_host_that_dies() -> None:
-    made = world(0, 0, 1, relay=True)
-    for reader in made.readers[:2]:
-        made.kill(reader)
-    for _ in range(12):
-        made.advance()
-    assert [peer.state for peer in made.peers] == ["dead", "dead", "running"]
-    end(made)
-
-
-@example
-def a_relay_that_dies_while_another_attaches() -> None:
-    made = World([0, 0], relay=True)
-    made.advance(0.02)
-    relay = next(peer for peer in made.peers if peer.state == "running")
-    made.kill(made.readers[relay.place])
-    for _ in range(12):
-        made.advance()
-    end(made)
-
-
-@example
-def a_relay_whose_reader_closes() -> None:
-    made = world(0, 0, 1, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
-    made.close(relay)
-    made.advance()
-    assert made.peers[relay.rank].life is Life.RELAYING
-    made.send()
-    end(made)
-
-
-@example
-def a_relay_that_dies_with_the_end_in_its_hands() -> None:
-    made = world(0, 0, relay=True)
-    relay = relay_of(made)
-    relay.is_slow = True
-    made.send()
-    made.close_writer()
-    made.advance(0.1)
-    made.advance(0.1)
-    made.kill(relay)
-    for _ in range(12):
-        made.advance()
-        made.drain()
-    end(made)
-
-
-@example
-def a_relay_that_cannot_pass_on_a_message() -> None:
-    made = world(0, 0, 0, relay=True)
-    relay = relay_of(made)
-    made.send()
-    made.advance()
-    relay.is_slow = True
-    made.send()
-    made.advance(0.01)
-    made.fail_relay(relay)
-    made.send()
-    end(made)
-
-
-@example
-def a_relay_that_cannot_pass_on_the_last_message() -> None:
-    made = world(0, 0, relay=True)
-    relay = relay_of(made)
-    made.close(next(reader for reader in made.readers if reader is not relay))
-    made.advance()
-    relay.is_slow = True
-    made.send()
-    made.close_writer()
-    made.advance(0.1)
-    made.advance(0.1)
-    relay.session.take(made.now)
-    made.advance(0.1)
-    made.fail_relay(relay)
-    for _ in range(12):
-        made.advance()
-        made.drain()
-    end(made)
-
-
-@example
-def a_writer_that_closes_while_a_relay_passes_nothing_on() -> None:
-    made = world(0, 0, relay=True)
-    relay = relay_of(made)
-    relay.is_slow = True
-    made.send()
-    made.close_writer()
-    for _ in range(8):
-        made.advance()
-    assert made.missed is not None
-    assert len(made.missed) == 2
-    end(made, missed=2)
-
-
-@example
-def a_neighbour_that_computes_while_its_relay_ends() -> None:
-    made = world(0, 0, relay=True)
-    made.send()
-    made.kill(relay_of(made))
-    for _ in range(10):
-        made.advance()
-    made.close_writer()
-    for _ in range(4):
-        made.advance()
-    assert made.missed == []
-    end(made)
-
-
-@example
-def a_neighbour_without_a_connection_while_its_relay_ends() -> None:
-    made = world(0, 0, relay=True)
-    made.send()
-    relay = relay_of(made)
-    made.reset(next(reader for reader in made.readers if reader is not relay))
-    made.fail_relay(relay)
-    for _ in range(4):
-        made.advance()
-    made.close_writer()
-    for _ in range(4):
-        made.advance()
-        made.dequeue(relay)
-    assert made.missed == []
-    end(made)
-
-
-@example
-def a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay() -> None:
-    made = world(0, 0, relay=True)
-    relay = relay_of(made)
-    other = next(reader for reader in made.readers if reader is not relay)
-    for _ in range(WINDOW):
-        made.send()
-    for _ in range(3):
-        made.advance()
-    made.kill(relay)
-    for _ in range(10):
-        made.advance()
-    for _ in range(WINDOW):
-        made.dequeue(other)
-    for _ in range(3):
-        made.advance()
-    assert made.outbox.has_room(5)
-    end(made)
-
-
-@example
-def a_neighbour_whose_connection_is_lost() -> None:
-    made = world(0, 0, relay=True)
-    neighbour = next(reader for reader in made.readers if reader.is_behind)
-    made.send()
-    made.dequeue(neighbour)
-    made.reset(neighbour)
-    for _ in range(4):
-        made.advance()
-    assert made.peers[neighbour.rank].link is Link.IDLE
-    end(made)
-
-
-@example
-def a_neighbour_that_stops_without_a_connection() -> None:
-    made = world(0, 0, relay=True)
-    neighbour = next(reader for reader in made.readers if reader.is_behind)
-    neighbour.is_stopped = True
-    made.reset(neighbour)
-    for _ in range(10):
-        made.advance()
-    assert made.peers[neighbour.rank].state == "running"
-    assert made.peers[neighbour.rank].link is Link.PARKED
-    end(made)
-
-
-@example
-def a_neighbour_that_dies_before_the_writer_knows_it() -> None:
-    made = World([0, 0], relay=True)
-    made.delay = 0.1
-    for _ in range(60):
-        made.advance(0.02)
-        found = [r for r in made.readers if r.ring is not None and not r.is_relay]
-        if found:
-            break
-    (neighbour,) = found
-    assert neighbour.line is not None
-    neighbour.line.to_writer.clear()
-    neighbour.session.out.clear()
-    made.kill(neighbour)
-    for _ in range(8):
-        made.advance()
-    assert made.peers[neighbour.rank].state == "absent"
-
-
-@example
-def a_word_that_is_older_than_the_latest_hello() -> None:
-    """On a slow network, where HELLO is sent again before its answer arrives."""
-    made = World([0])
-    made.delay = 0.3
-    made.dequeue(made.readers[0])
-    made.send(25)
-    made.advance(0.3)
-    end(made)
-
-
-@example
-def a_writer_that_is_stopped_while_a_connection_is_reset() -> None:
-    made = world(0)
-    made.is_writer_stopped = True
-    made.reset(made.readers[0])
-    for _ in range(20):
-        made.advance()
-        made.dequeue(made.readers[0])
-    assert not made.readers[0].outcome
-    end(made)
-
-
-@example
-def a_writer_that_is_stopped_after_its_connection_was_lost() -> None:
-    """For longer than a reader waits for a handshake, so that it begins several."""
-    made = world(0)
-    made.cut(0, "up")
-    made.reset(made.readers[0])
-    made.advance(BOUND / 2)
-    made.is_writer_stopped = True
-    made.heal(0)
-    for _ in range(20):
-        made.advance(0.4)
-        made.dequeue(made.readers[0])
-    assert not made.readers[0].outcome
-    end(made)
-
-
-@example
-def a_writer_whose_connections_are_all_cut_in_the_handshake() -> None:
-    made = world(0)
-    made.is_writer_stopped = True
-    for _ in range(10):
-        made.reset(made.readers[0])
-        made.advance(0.3)
-        made.dequeue(made.readers[0])
-    assert made.readers[0].outcome == "WriterDied"
-
-
-@example
-def handshakes_that_are_cut_before_the_first_is_complete() -> None:
-    made = World([0], relay=False)
-    made.is_writer_stopped = True
-    for _ in range(10):
-        made.reset(made.readers[0])
-        made.advance(0.3)
-        made.dequeue(made.readers[0])
-    assert made.readers[0].outcome == "AccessRefused"
-
-
-@example
-def a_connection_that_is_refused_for_a_moment() -> None:
-    made = world(0)
-    made.reset(made.readers[0])
-    session = made.readers[0].session
-    session.lose(made.now)
-    session.connection.accept(made.now)
-    session.lose(made.now)
-    for moment in (0.0, 0.2, 0.4, 0.6):
-        session.connection.note_probe(True, made.now + moment)
-    assert session.connection.death(made.now + 0.6) is None
-    session.connection.note_probe(True, made.now + 0.81)
-    assert session.connection.death(made.now + 0.81) is not None
-
-
-@example
-def a_handshake_whose_begin_is_seen_late() -> None:
-    """Together with its end: it may have lasted as long as this end waits for an answer."""
-    session, now = world(0).readers[0].session, 2000.0
-    session.lose(now)
-    for _ in range(3):
-        looked_at, now = now, now + HANDSHAKE
-        session.connection.accept(now, looked_at)
-        session.lose(now)
-    assert session.connection.death(now) is None
-
-
-@example
-def a_host_that_vanishes_before_the_first_handshake_is_complete() -> None:
-    made = World([0], relay=False)
-    made.is_writer_stopped = True
-    made.reset(made.readers[0])
-    made.advance(0.1)
-    made.cut(0, "up")
-    made.reset(made.readers[0])
-    for _ in range(8):
-        made.advance()
-        made.dequeue(made.readers[0])
-    assert made.readers[0].outcome == "WriterDied"
-
-
-@example
-def a_writer_that_dies_before_the_first_handshake_is_complete() -> None:
-    """Whoever ended that handshake, nobody listens there any more."""
-    made = World([0], relay=False)
-    made.is_writer_stopped = True
-    made.reset(made.readers[0])
-    made.advance(0.1)
-    made.kill_writer()
-    for _ in range(8):
-        made.advance()
-        made.dequeue(made.readers[0])
-    assert "no process listens" in str(made.readers[0].session.connection.failure)
-
-
-@example
-def a_machine_that_is_suspended() -> None:
-    """Writer and reader; their connection was lost before."""
-    made = world(0)
-    reader = made.readers[0]
-    made.cut(0, "up")
-    made.reset(reader)
-    made.advance(0.1)
-    reader.is_stopped = made.is_writer_stopped = True
-    for _ in range(10):
-        made.advance()
-    reader.is_stopped = made.is_writer_stopped = False
-    made.write()
-    assert made.peers[0].state == "running"
-    made.heal(0)
-    end(made)
-
-
-@example
-def a_reader_that_dies_while_its_writer_is_stopped() -> None:
-    """From then on the bound runs, no longer."""
-    made = world(0, 1)
-    made.is_writer_stopped = True
-    made.kill(made.readers[0])
-    for _ in range(20):
-        made.advance()
-    made.is_writer_stopped = False
-    for _ in range(8):
-        made.advance()
-    assert made.peers[0].state == "dead"
-    end(made)
-
-
-@example
-def a_reader_that_is_stopped_without_a_connection() -> None:
-    """It has had no time to connect."""
-    made = world(0)
-    reader = made.readers[0]
-    made.cut(0, "up")
-    made.reset(reader)
-    made.advance(0.1)
-    reader.is_stopped = True
-    for _ in range(10):
-        made.advance()
-    reader.is_stopped = False
-    made.read(reader)
-    assert reader.session.connection.death(made.now) is None
-
-
-@example
-def a_reader_that_is_stopped_between_two_refusals() -> None:
-    """They may be those of two proxies that restarted."""
-    made = world(0)
-    session = made.readers[0].session
-    session.lose(made.now)
-    session.connection.note_probe(True, made.now)
-    session.connection.delay_clock(2.0, made.now + 2.0)
-    session.connection.note_probe(True, made.now + 2.0)
-    assert session.connection.death(made.now + 2.0) is None
-
-
-@example
-def a_reader_that_is_stopped_before_its_first_connection() -> None:
-    """What has happened meanwhile it does not know yet."""
-    session = ReaderSession("q", 0, 1, b"s", "", "", "w", BOUND, 0.0)
-    session.connection.delay_clock(10.0, 10.0)
-    assert session.connection.death(10.0) is None
-    assert session.connection.death(20.0) == "no connection was accepted"
-
-
-@example
-def a_writer_that_is_stopped_while_it_closes() -> None:
-    """It has yet to hear what its readers have said since."""
-    made = world(0)
-    made.send()
-    made.close_writer()
-    made.writer.delay_clocks(4.0, made.now + 4.0)
-    assert not made.writer.ending.is_stuck(made.now + 4.0)
-
-
-@example
-def a_relay_that_greets_and_does_not_report() -> None:
-    """On the connection that it has, again and again: its neighbour goes on alone."""
-    made = world(0, 0, 1, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
-    neighbour = neighbour_of(made, relay)
-    relay.is_stopped = True
-    made.send()
-    assert relay.line is not None
-    for number in range(50, 60):
-        relay.line.to_writer.append((made.now, hello_of(relay, number=number, sequence=1)))
-        made.advance()
-        made.drain()
-    assert neighbour.log == [0]
-    end(made)
-
-
-@example
-def a_member_that_only_reconnects_while_its_writer_closes() -> None:
-    """Each time before it is found to be gone."""
-    made = world(0, 1)
-    made.send()
-    reader, _ = liar(made)
-    reader.lies = True
-    made.close_writer()
-    for number in range(50, 150):
-        line = made.dial(reader)
-        line.to_writer.append((made.now, hello_of(reader, number=number)))
-        made.cut_line(line, 1)
-        made.advance()
-        made.drain()
-    assert made.missed == [made.peers[0]]
-
-
-@example
-def a_member_that_reads_again_and_again_while_its_writer_closes() -> None:
-    """The same message; and acknowledges it never."""
-    made = world(0, 1)
-    made.send(60)
-    reader, _ = liar(made)
-    reader.lies = True
-    made.close_writer()
-    for number in range(50, 150):
-        made.claim(reader, made.dial(reader), hello_of(reader, number=number))
-        made.writer.moved(made.lines[b"0-%d" % (number - 49)].route, 1 << 16, made.now)
-        made.advance()
-        made.drain()
-    assert made.missed == [made.peers[0]]
-
-
-@example
-def a_member_that_attaches_for_ever_while_its_writer_closes() -> None:
-    """Behind a relay that passes nothing on."""
-    made = World([0, 0], relay=True)
-    relay, reader = made.readers
-    reader.is_stopped = relay.is_slow = True
-    made.send()
-    made.advance()
-    reader.lies = True
-    made.close_writer()
-    line = made.dial(reader)
-    for number in range(50, 100):
-        made.claim(reader, line, hello_of(reader, number=number))
-        made.advance()
-    assert made.missed == made.peers
-
-
-@example
-def a_member_that_is_refused_and_does_not_read() -> None:
-    """On a second connection, while it reads all on the first."""
-    made = world(0, 1)
-    reader, first = liar(made)
-    second = made.dial(reader)
-    for number in range(50):
-        first.to_reader.clear()
-        made.claim(reader, first, control(Header(What.ASK, EPOCH)))
-        other = hello_of(reader, session=b"other", number=number)
-        made.claim(reader, second, other, MAX_IDLE_FRAMES // 10)
-    made.check()
-    end(made, missed=1)
-
-
-@example
-def successors_of_a_reader() -> None:
-    """However many have been refused, the next one is told so."""
-    made = world(0, 1)
-    reader, _ = liar(made)
-    made.kill(reader)
-    for _ in range(8):
-        made.advance()
-    for number in range(1, MAX_IDLE_FRAMES + 10):
-        line = made.dial(reader)
-        made.claim(reader, line, hello_of(reader, session=b"%d" % (7 + number), number=1))
-        assert line.to_reader, f"successor {number} got no answer"
-        made.cut_line(line, 1)
-        del made.lines[line.route]
-    end(made)
-
-
-@example
-def a_member_that_speaks_on_the_connection_of_another() -> None:
-    """Whoever has a connection can give it the name that a lost one had."""
-    made = world(0, 1)
-    made.send()
-    made.dequeue(made.readers[0])
-    _, line = liar(made, 1)
-    frame = control(Header(What.ACK, EPOCH, 1))
-    with contextlib.suppress(CorruptMessage):
-        made.writer.heard(line.route, frame, made.now, 0, "somewhere")
-    made.check()
-    end(made)
-
-
-@example
-def a_member_without_a_session() -> None:
-    """It has its rank all the same, and nobody else gets that."""
-    made = World([0, 1], relay=False)
-    for peer in made.peers:
-        peer.keep_for(None)
-    for place, session in enumerate((b"", b"s")):
-        hello = hello_of(made.readers[place], rank=0, session=session, number=1)
-        with contextlib.suppress(CorruptMessage):
-            made.writer.heard(b"%d" % place, hello, made.now, place, "somewhere")
-    assert [peer.rank for peer in made.peers if peer.is_here] == [0]
-
-
-@example
-def a_host_that_is_silent() -> None:
-    """Its connection is shut, or it would stay until the kernel gives it up."""
-    made = world(0, 1)
-    reader, line = made.readers[0], made.readers[0].line
-    reader.is_stopped = True
-    made.cut(0, "up")
-    for _ in range(8):
-        made.advance()
-    assert made.peers[0].state == "dead"
-    assert line is not None
-    assert not line.is_up
-    end(made)
-    assert reader.outcome == "ReaderGivenUp"
-
-
-@example
-def a_neighbour_that_vanishes_while_it_attaches() -> None:
-    """Its place is free again, for another process of that rank."""
-    made = World([0, 0], relay=True)
-    made.readers[1].is_stopped = True
-    made.advance(0.1)
-    made.readers[0].is_slow = made.readers[0].is_stopped = True  # it makes no ring
-    made.readers[1].is_stopped = False
-    made.advance(0.1)
-    made.advance(0.1)
-    assert made.peers[1].life is Life.ATTACHING
-    made.kill(made.readers[1])
-    made.peers[0].report(made.now + 100)  # as a relay that goes on reporting
-    for _ in range(8):
-        made.advance()
-    assert made.peers[1].life is Life.FREE
-    assert not made.peers[1].session
-
-
-@example
-def a_relay_that_is_stopped() -> None:
-    made = world(0, 0, 1, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
-    neighbour = next(reader for reader in made.readers if reader.is_behind)
-    relay.is_stopped = True
-    made.send()
-    for _ in range(10):
-        made.advance()
-        made.drain()
-    assert neighbour.log == [0]
-    assert made.peers[relay.rank].life is Life.RUNNING
-    end(made)
-    assert relay.log == [0]
-
-
-@example
-def a_relay_that_was_stopped_and_has_lost_its_connection() -> None:
-    """Its own reader has not read all that it has taken, and gets it all the same."""
-    made = world(0, 0, relay=True)
-    relay = relay_of(made)
-    made.send()
-    made.advance(0.1)
-    relay.is_stopped = True
-    for _ in range(8):
-        made.advance()
-    relay.is_stopped = False
-    made.reset(relay)
-    for _ in range(3):
-        made.advance()
-    made.fail_relay(relay)
-    end(made)
-    assert relay.log == [0]
-
-
-def neighbour_of(made: World, relay: Reader) -> Reader:
-    return next(r for r in made.readers if r is not relay and r.host == relay.host)
-
-
-def attaching() -> tuple[World, Reader, Reader]:
-    """A relay that makes no ring yet, and who was sent to it."""
-    made = World([0, 0], relay=True)
-    relay, neighbour = made.readers
-    neighbour.is_stopped = True
-    made.advance(0.1)
-    relay.is_stopped, neighbour.is_stopped = True, False
-    made.advance(0.1)
-    made.advance(0.1)
-    assert [peer.life for peer in made.peers] == [Life.RUNNING, Life.ATTACHING]
-    return made, relay, neighbour
-
-
-def asking() -> tuple[World, Reader, Reader]:
-    """A neighbour knows its relay's ring, but has not been seen there."""
-    made, relay, neighbour = attaching()
-    relay.is_stopped = False
-    made.delay = 0.1
-    for _ in range(100):
-        if neighbour.session.stream is Stream.ASKING:
-            return made, relay, neighbour
-        made.advance(0.02)
-    raise AssertionError("nobody asks")
-
-
-@example
-def a_neighbour_that_cannot_attach_to_its_relays_ring() -> None:
-    made, _, neighbour = asking()
-    assert neighbour.line is not None
-    neighbour.line.to_writer.clear()  # its REPORT
-    made.rings.clear()
-    neighbour.ring = None
-    made.send()
-    end(made)
-
-
-@example
-def a_neighbour_that_closes_while_it_attaches() -> None:
-    made, _, neighbour = asking()
-    assert neighbour.line is not None
-    neighbour.line.to_writer.clear()  # its REPORT
-    made.delay = 0.0
-    made.close(neighbour)
-    made.write()
-    assert made.peers[1].life is Life.FREE
-    assert not made.peers[1].session
-
-
-@example
-def a_neighbour_that_is_stopped_while_it_attaches_to_a_relay_that_dies() -> None:
-    made, relay, neighbour = attaching()
-    neighbour.is_stopped = True
-    made.kill(relay)
-    for _ in range(8):
-        made.advance()
-    assert made.peers[1].life is Life.FREE
-    assert not made.peers[1].session
-
-
-@example
-def a_relay_that_dies_while_a_neighbour_asks() -> None:
-    made, relay, _ = asking()
-    made.kill(relay)
-    end(made)
-
-
-@example
-def a_neighbour_that_loses_its_connection_before_it_knows_that_it_was_seen() -> None:
-    made, _, neighbour = asking()
-    for _ in range(100):
-        if made.peers[1].life is Life.RUNNING:
-            break
-        made.advance(0.02)
-    assert neighbour.session.stream is Stream.ASKING
-    made.reset(neighbour)
-    made.send()
-    end(made)
-
-
-@example
-def a_neighbour_that_dies() -> None:
-    """Its relay tells the writer, also if its connection was lost before."""
-    made = world(0, 0, relay=True)
-    neighbour = neighbour_of(made, relay_of(made))
-    neighbour.is_stopped = True
-    made.reset(neighbour)
-    made.advance()
-    assert made.peers[neighbour.rank].link is Link.PARKED
-    neighbour.is_stopped = False
-    made.kill(neighbour)
-    made.advance()
-    peer = made.peers[neighbour.rank]
-    assert (peer.life, peer.link) == (Life.DEAD, Link.NONE)
-    end(made)
-
-
-@example
-def a_neighbour_that_closes_without_a_connection() -> None:
-    made = world(0, 0, relay=True)
-    neighbour = neighbour_of(made, relay_of(made))
-    made.reset(neighbour)
-    neighbour.has_closed = neighbour.is_stopped = True
-    assert neighbour.ring is not None
-    neighbour.ring.gone.add(neighbour.rank)
-    made.advance()
-    assert made.peers[neighbour.rank].life is Life.CLOSED
-
-
-@example
-def a_reader_that_has_closed() -> None:
-    made = world(0, 1)
-    made.close(made.readers[0])
-    made.write()
-    peer = made.peers[0]
-    assert (peer.life, peer.link) == (Life.CLOSED, Link.IDLE)
-    made.advance()
-    made.reset(made.readers[0])
-    made.write()
-    assert made.peers[0].link is Link.NONE
-    end(made)
-
-
-@example
-def a_host_whose_readers_close() -> None:
-    """The relay's first: it leaves with the last of the others."""
-    made = world(0, 0, 1, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
-    made.close(relay)
-    made.advance()
-    made.close(neighbour_of(made, relay))
-    for _ in range(4):
-        made.advance()
-    assert made.peers[relay.rank].life is Life.CLOSED
-    end(made)
-
-
-@example
-def a_relay_that_dies_when_its_reader_has_closed() -> None:
-    """Nothing of it is missed, so it is not dead."""
-    made = world(0, 0, 1, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
-    made.close(relay)
-    made.advance()
-    made.kill(relay)
-    for _ in range(8):
-        made.advance()
-    assert made.peers[relay.rank].life is Life.CLOSED
-    end(made)
-
-
-@example
-def an_absent_reader_that_is_released() -> None:
-    made, _, _ = attaching()
-    made.writer.release(1, made.now)
-    assert made.peers[1].life is Life.CLOSED
-    made = World([0, 1], relay=False)
-    made.cut(1, "up")
-    made.advance(0.1)
-    made.writer.release(1, made.now)
-    assert not made.writer.count_absent()
-
-
-@example
-def a_released_place_is_closed() -> None:
-    """To its own rank, which comes too late, and to others."""
-    made = World([0, 1], relay=False)
-    made.cut(1, "up")
-    made.advance(0.1)
-    made.writer.release(1, made.now)
-    assert not made.writer.count_absent()
-    for rank in (1, 7):
-        hello = hello_of(made.readers[1], rank=rank, session=b"another")
-        made.writer.heard(b"7", hello, made.now, 1, "somewhere")
-        assert made.peers[1].life is Life.CLOSED
-        assert made.peers[1].rank == 1
-
-
-@example
-def a_released_place_that_another_rank_is_given() -> None:
-    """With a new key, and only if no message is gone and its reader never attached."""
-    tickets: list[int] = []
-    made = World([0, 1], relay=False)
-    made.cut(1, "up")
-    made.advance(0.1)
-    made.writer.release(1, made.now)
-    assert made.writer.keep_place(1, made.now, tickets.append) == 1
-    assert made.peers[1].life is Life.CLOSED
-    assert made.writer.keep_place(7, made.now, tickets.append) == 1
-    assert tickets == [3]
-    made.send()
-    for ticket, life in ((1, Life.FREE), (3, Life.RUNNING)):
-        hello = hello_of(made.readers[1], rank=7, session=b"another")
-        made.writer.heard(b"7", hello, made.now, ticket, "somewhere")
-        assert made.peers[1].life is life
-    assert made.peers[1].rank == 7
-    assert made.peers[1].cursor == (0, 0)
-
-    for has_attached in (False, True):
-        made = world(0, 1) if has_attached else World([0, 1], relay=False)
-        if has_attached:
-            made.kill(made.readers[1])
-            while not made.writer.has_dead():
-                made.advance()
-        made.writer.release(1, made.now)
-        if not has_attached:
-            made.send()
-        with contextlib.suppress(InvalidArgument):
-            made.writer.keep_place(7, made.now, tickets.append)
-        assert (made.peers[1].rank, made.peers[1].life) == (1, Life.CLOSED)
-
-
-@example
-def a_place_that_another_process_takes() -> None:
-    """From the next message on; whoever has the old key, on whichever connection, is told so, and
-    changes nothing."""
-    for number in (0, 2):
-        made = world(0, 1)
-        for _ in range(number):
-            made.send()
-        made.kill(made.readers[1])
-        while not made.writer.has_dead():
-            made.advance()
-        with pytest.raises(InvalidArgument, match="reader 1 is dead"):
-            made.writer.readmit(1, made.now, print)
-        made.writer.release(1, made.now)
-        made.send()
-        new = made.replace(1)
-        assert new is not None
-        assert made.writer.count_absent() == 1
-        made.send()
-        for route in (made.peers[1].route or b"x", b"1-old", b"1-older"):
-            for session in (b"1", b"another"):
-                hello = hello_of(made.readers[1], session=session)
-                made.writer.heard(route, hello, made.now, 1, "somewhere")
-                assert made.peers[1].life is Life.FREE
-        proven_at = made.peers[1].authenticated_at
-        made.writer.authenticated(1, made.now + 1.0)
-        assert made.peers[1].authenticated_at == proven_at
-        for _ in range(5):
-            made.advance(0.1)
-        assert made.peers[1].life is Life.RUNNING
-        made.drain()
-        made.advance(0.1)
-        made.send()
-        end(made)
-        assert new.log == list(range(number + 1, number + 3))
-
-
-@example
-def a_replacement_whose_welcome_is_lost() -> None:
-    """It asks again, and gets the same."""
-    made = world(0, 1)
-    made.send()
-    made.close(made.readers[1])
-    made.advance()
-    new = made.replace(1)
-    assert new is not None
-    made.send()
-    for _ in range(3):
-        made.reset(new)
-        made.advance(0.1)
-    made.send()
-    end(made)
-    assert new.log == [1, 2]
-
-
-@example
-def readers_that_come_late() -> None:
-    """Nobody waits for them, and they get what is sent from then on."""
-    made = World([0, 1], late=True)
-    for _ in range(2 * WINDOW):
-        made.send()
-    assert made.sent == 2 * WINDOW
-    assert not made.outbox._messages
-    assert not made.writer.count_absent()
-    made.advance()
-    for _ in range(2 * WINDOW):
-        made.send()
-    assert made.sent == 3 * WINDOW
-    end(made)
-    assert all(reader.log == list(range(2 * WINDOW, 3 * WINDOW)) for reader in made.readers)
-
-
-@example
-def a_frame_that_a_relay_has_lost() -> None:
-    made = world(0, 0, relay=True, pieces=3)
-    made.delay = 0.1
-    made.interrupt = "receive"
-    made.send()
-    made.send()
-    for _ in range(4):
-        made.advance(0.05)
-    made.send()
-    end(made)
-
-
-@example
-def a_member_that_pretends_to_read_behind_a_relay() -> None:
-    """It gets no more messages on its connection."""
-    made = world(0, 1)
-    made.claim(*liar(made), hello_of(made.readers[0], is_behind=True))
-    assert made.peers[0].link is Link.IDLE
-    end(made, missed=1)
-
-
-def liar(made: World, rank: int = 0) -> tuple[Reader, Line]:
-    reader = made.readers[rank]
-    assert reader.line is not None
-    return reader, reader.line
-
-
-def hello_of(reader: Reader, **changed: object) -> bytes:
-    """As that reader would send it, but for some fields."""
-    fields: dict[str, Any] = {
-        "queue_id": "q", "rank": reader.rank, "pid": 1, "session": b"%d" % reader.rank,
-        "token": "", "taken": 0, "sequence": 0, "piece": 0, "host": f"h{reader.host}",
-        "is_behind": False, "number": 50,
-    }  # fmt: skip
-    return control(Header(What.HELLO, 0), Hello(**{**fields, **changed}))
-
-
-@example
-def a_member_that_asks_and_does_not_read() -> None:
-    made = world(0, 1)
-    reader, line = liar(made)
-    for _ in range(3):
-        made.claim(reader, line, control(Header(What.ASK, EPOCH)), MAX_IDLE_FRAMES)
-    assert not line.is_up
-    made.check()
-    end(made)
-
-
-@example
-def a_member_with_many_connections() -> None:
-    made = world(0, 1)
-    reader, first = liar(made)
-    made.claim(reader, first, b"")
-    for number in range(50, 80):
-        made.claim(reader, made.dial(reader), hello_of(reader, number=number))
-    assert sum(line.is_up for line in made._lines_of(reader)) == 1
-    end(made, missed=1)
-
-
-@example
-def a_member_that_wants_everything_again_and_again() -> None:
-    made = world(0, 1)
-    for _ in range(4):
-        made.send()
-    reader, line = liar(made)
-    for number in range(50, 80):
-        made.claim(reader, line, hello_of(reader, number=number))
-    assert not line.is_up
-    made.check()
-    end(made)
-
-
-@example
-def a_member_that_resumes_where_no_frame_is() -> None:
-    made = world(0, 1)
-    made.send()
-    for number, (sequence, piece) in enumerate([(0, 1), (1, 1), (2, 0)], start=50):
-        made.claim(*liar(made), hello_of(made.readers[0], number=number, sequence=sequence,
-                                         piece=piece))  # fmt: skip
-    made.send()
-    end(made, missed=1)
-
-
-@example
-def a_relay_whose_ring_has_no_name() -> None:
-    """Its neighbour would take itself for the relay."""
-    made = World([0, 0], relay=True)
-    made.readers[1].is_stopped = True
-    made.advance(0.1)
-    made.claim(*liar(made), control(Header(What.REPORT, EPOCH), Report("", "id", [])))
-    made.readers[1].is_stopped = False
-    for _ in range(3):
-        made.advance(0.1)
-    assert not made.readers[1].is_relay
-    end(made, missed=1)
-
-
-@example
-def a_member_that_acknowledges_what_was_not_sent() -> None:
-    made = world(0, 1)
-    made.claim(*liar(made), control(Header(What.ACK, EPOCH, 7)))
-    made.send()
-    made.check()
-    end(made, missed=1)
-
-
-@example
-def a_member_that_acknowledges_what_its_connection_was_not_sent() -> None:
-    made = world(0, 1)
-    for _ in range(WINDOW):
-        made.send()
-    while made.dequeue(made.readers[1]):
-        pass
-    made.advance()
-    reader, line = liar(made)
-    line.to_writer.append((made.now, hello_of(reader)))
-    made.claim(reader, line, control(Header(What.ACK, EPOCH, WINDOW)))
-    made.send()
-    made.claim(reader, line, hello_of(reader, taken=WINDOW, sequence=WINDOW + 1, number=51))
-    made.send()
-    made.check()
-    end(made, missed=1)
-
-
-@example
-def a_relay_that_lies_about_readers_of_other_hosts() -> None:
-    made = world(0, 1, relay=True)
-    row = ReportRow(1, 5, "dead", 0)
-    made.claim(*liar(made), control(Header(What.REPORT, EPOCH), Report("ring0", "id", [row])))
-    made.check()
-    end(made, missed=1)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Attributes:
-    name: what it says.
-    example: the one that fails without it.
-    owner, method: where it stands, and
-    text: how,
-    without: what stands there if it is removed.
-    """
-
-    name: str
-    example: str
-    owner: type
-    method: str
-    text: str
-    without: str
-
-    def remove(self, patch: pytest.MonkeyPatch) -> None:
-        found: Any = inspect.getattr_static(self.owner, self.method)
-        function = found.fget if isinstance(found, property) else found
-        source = textwrap.dedent(inspect.getsource(function))
-        assert self.text in source, f"{self.owner.__name__}.{self.method} has no {self.text!r}"
-        names: dict[str, Any] = {}
-        source = source.replace("super()", f"super({self.owner.__name__}, self)")
-        code = "from __future__ import annotations\n" + source.replace(self.text, self.without)
-        exec(code, vars(sys.modules[self.owner.__module__]) | {}, names)
-        made = names[self.method]
-        patch.setattr(self.owner, self.method, made)
-
-
-TABLES: dict[str, dict[Any, Any]] = {
+TABLES: dict[str, dict[Any, dict[Any, Any]]] = {
     "life": LIFE,
     "link": LINK,
     "link of who has ended": {Link: OVER},
     "link to the writer": WRITER_LINK,
     "stream": STREAM,
 }
-W, R = WriterSession, ReaderSession
+Method = Callable[..., Any]
+
+
+class Rule(NamedTuple):
+    """Attributes:
+    name: what it says.
+    example: the one that fails without it.
+    owner, method: where it stands.
+    without: what is called in place of the method, with the method and its arguments.
+    """
+
+    name: str
+    example: str
+    owner: type
+    method: str
+    without: Method
+
+    def remove(self, patch: pytest.MonkeyPatch) -> None:
+        found: Any = getattr_static(self.owner, self.method)
+        is_property = isinstance(found, property)
+        method = found.fget if is_property else found
+
+        def weakened(*args: Any, **options: Any) -> Any:
+            return self.without(method, *args, **options)
+
+        patch.setattr(self.owner, self.method, property(weakened) if is_property else weakened)
+
+
+@contextmanager
+def _with(owner: Any, **fields: Any) -> Iterator[None]:
+    """Those fields have these values; afterwards what they had before."""
+    before = {name: getattr(owner, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def _assuming(**fields: Any) -> Method:
+    """The method runs as if its object had these fields, and does not change them."""
+
+    def without(method: Method, owner: Any, *args: Any) -> Any:
+        with _with(owner, **fields):
+            return method(owner, *args)
+
+    return without
+
+
+def _keeping(*names: str) -> Method:
+    """The method does not change these fields."""
+
+    def without(method: Method, owner: Any, *args: Any) -> Any:
+        with _with(owner, **{name: getattr(owner, name) for name in names}):
+            return method(owner, *args)
+
+    return without
+
+
+def _ending_with(**fields: Any) -> Method:
+    """The method leaves these fields as given."""
+
+    def without(method: Method, owner: Any, *args: Any) -> None:
+        method(owner, *args)
+        for name, value in fields.items():
+            setattr(owner, name, value)
+
+    return without
+
+
+def _gives(value: Any) -> Method:
+    return lambda _method, *_args: value
+
+
+_nothing = _gives(None)
+
+
+def _current(writer: WriterSession, ticket: int) -> int:
+    """The ticket of the key that the same place has now."""
+    return writer._ticket_of(writer._peers[ticket % len(writer._peers)])
+
+
+def _drop_what_one_has_taken(method: Method, box: Outbox) -> None:
+    fastest = max((p for p in box._peers if p.is_waited_for), key=lambda p: p.taken, default=None)
+    with _with(box, _peers=[fastest] if fastest else []):
+        method(box)
+
+
+def _take_it_again(method: Method, session: ReaderSession, header: Header, *rest: Any) -> None:
+    session.wanted = min(session.wanted, (header.sequence, header.piece))
+    method(session, header, *rest)
+
+
+def _say_bye_once(method: Method, session: ReaderSession, now: float) -> float | None:
+    before = session._say_at
+    due: float | None = method(session, now)
+    if session._say_at != before:
+        session._say_at = None
+    return due
+
+
+def _forget_what_a_relay_took(
+    method: Method, session: ReaderSession, taken: int, *rest: Any
+) -> None:
+    session.taken = min(session.taken, taken)
+    method(session, taken, *rest)
+
+
+def _part_silently(_method: Method, writer: WriterSession, now: float) -> None:
+    for peer in writer.places.parted():
+        peer.part(now)
+
+
+def _follow_if_parted(method: Method, session: ReaderSession, *args: Any) -> None:
+    if session.stream is Stream.PARTED:
+        method(session, *args)
+
+
+def _attach_those_of_a_report(
+    method: Method, writer: WriterSession, teller: Peer, report: Report, now: float
+) -> Any:
+    for peer, _ in writer.places.rows_of(teller, report, writer.outbox.next):
+        if peer.is_absent and peer.via is not None:
+            peer.attach(Event.SEEN_BEHIND, now)
+    return method(writer, teller, report, now)
+
+
+def _take_any_welcome(
+    method: Method, session: ReaderSession, header: Header, welcome: Welcome
+) -> None:
+    with _with(session, _greeting=welcome.number):
+        method(session, header, welcome)
+
+
+def _begin_at_the_first(
+    method: Method, session: ReaderSession, header: Header, welcome: Welcome
+) -> None:
+    if session.epoch == 0 and (header.sequence, header.piece) != session.wanted:
+        raise CorruptMessage("the stream begins elsewhere")
+    method(session, header, welcome)
+
+
+def _call_it_early(method: Method, connection: ConnectionState, now: float) -> None:
+    with _with(connection, _earliest=now):
+        method(connection, now)
+
+
+def _begin_the_clock_now(method: Method, connection: ConnectionState, now: float) -> None:
+    connection._paused_since = now
+    method(connection, now)
+
+
+def _believe_a_short_refusal(
+    method: Method, connection: ConnectionState, is_refused: bool, now: float
+) -> None:
+    is_second = connection._refused_since is not None
+    method(connection, is_refused, now + (REFUSED_SECONDS - 0.2 if is_second else 0.0))
+
+
+def _wait_for_handshakes(method: Method, connection: ConnectionState, now: float) -> Any:
+    is_tried = connection.link is not WriterLink.UNTRIED
+    with _with(connection, _ended_at=now if is_tried else connection._ended_at):
+        return method(connection, now)
+
+
+def _check_handshakes_early(method: Method, session: ReaderSession, now: float) -> Any:
+    session.connection.check_handshakes(now)
+    return method(session, now)
+
+
+def _take_what_its_hello_says(
+    method: Method, writer: WriterSession, route: bytes, hello: Hello, now: float, *rest: Any
+) -> Any:
+    answer = method(writer, route, hello, now, *rest)
+    peer = writer.places.at(route)
+    if peer is not None and peer.link is Link.STREAMING:
+        writer._take(peer, peer.wants(hello)[0], now)
+    return answer
+
+
+def _take_any_number(
+    method: Method, writer: WriterSession, peer: Peer, sequence: int, now: float
+) -> Any:
+    with _with(writer.outbox, next=max(writer.outbox.next, sequence)):
+        return method(writer, peer, sequence, now)
+
+
+def _name_the_ring(method: Method, places: Places, teller: Peer, report: Report, sent: int) -> Any:
+    named = Report(report.name or "a ring", report.ring_id, report.rows)
+    return method(places, teller, named, sent)
+
+
+def _return_all_rows(
+    method: Method, places: Places, teller: Peer, report: Report, sent: int
+) -> Any:
+    method(places, teller, report, sent)
+    return [(places.peers[row.place], row) for row in report.rows]
+
+
+def _call_it_progress(method: Method, peer: Peer, event: Event, now: float) -> None:
+    method(peer, event, now)
+    if event is Event.SENT_TO_RELAY:
+        peer.last_progress = peer.reported_at = now
+
+
+def _call_it_a_report(method: Method, peer: Peer, *args: Any) -> None:
+    method(peer, *args)
+    peer.reported_at = args[-1]
+
+
+def _take_any_key(
+    method: Method, writer: WriterSession, route: bytes, hello: Hello, now: float,
+    ticket: int | None, *rest: Any,
+) -> Any:  # fmt: skip
+    ticket = ticket if ticket is None else _current(writer, ticket)
+    return method(writer, route, hello, now, ticket, *rest)
+
+
+def _keep_a_place_that_missed_messages(
+    method: Method, writer: WriterSession, rank: int, *rest: Any, **options: Any
+) -> Any:
+    spare = writer.places.spare_for(rank)
+    if spare is not None:
+        spare.begin_at(writer.outbox.next, writer.outbox.bytes)
+    return method(writer, rank, *rest, **options)
+
+
+def _check_no_key(
+    method: Method, writer: WriterSession, route: bytes, frame: bytes, now: float,
+    ticket: int | None = None, address: str = "",
+) -> Any:  # fmt: skip
+    is_hello = parsed(frame)[0].what == What.HELLO
+    return method(writer, route, frame, now, ticket if is_hello else None, address)
+
+
+def _count_for_the_place(
+    method: Method, writer: WriterSession, route: bytes, frame: bytes, now: float,
+    ticket: int | None = None, address: str = "",
+) -> Any:  # fmt: skip
+    line = method(writer, route, frame, now, ticket, address)
+    if writer._peers[ticket or 0].note_idle_frame():
+        writer._reject(route)
+    return line
+
+
+W, R, C = WriterSession, ReaderSession, ConnectionState
 RULES = [
     Rule("a window limits messages", "a_full_window", Outbox, "_is_in_the_way",
-         "or self.next - peer.taken >= self._window", ""),
+         lambda is_full, box, peer, size:
+         is_full(box, peer, size) and box.next - peer.taken < box._window),
     Rule("a window limits bytes", "a_full_window_of_bytes", Outbox, "_is_in_the_way",
-         "is_too_much or", ""),
+         lambda is_full, box, peer, _size: is_full(box, peer, -box._window_bytes)),
     Rule("a message is kept until every reader has taken it", "a_slow_reader_and_a_fast_one",
-         Outbox, "drop_taken", "min((", "max(("),
+         Outbox, "drop_taken", _drop_what_one_has_taken),
     Rule("messages are kept for absent readers, too", "a_reader_that_comes_late", Peer,
-         "is_waited_for", " or (self.is_absent and not self.comes_late)", ""),
+         "is_waited_for", lambda _, peer: peer.life is Life.RUNNING),
     Rule("a message that reached the ring is committed", "an_interrupted_message_that_the_ring_has",
-         Outbox, "settle", "!= mark", "is None"),
+         Outbox, "settle", lambda settle, box, mark: settle(box, box.staged and box.staged[1])),
     Rule("a message that did not reach the ring is dropped",
-         "an_interrupted_message_that_the_ring_has_not", Outbox, "settle", "!= mark",
-         "is not None"),
+         "an_interrupted_message_that_the_ring_has_not", Outbox, "settle",
+         lambda settle, box, _mark: settle(box, -1)),
     Rule("a duplicate frame is ignored", "a_frame_that_is_sent_twice", R, "_take_piece",
-         "if place < self.wanted:", "if False:"),
+         _take_it_again),
     Rule("messages before the welcome are ignored", "a_frame_that_a_reader_has_lost", R,
-         "_take_piece", "if self.stream not in _STREAMS:", "if False:"),
-    Rule("a stream resumes where the reader asks", "a_connection_that_is_lost_within_a_message", W,
-         "_greet", "begin_stream(cursor,", "begin_stream((cursor[0] + 1, 0),"),
+         "_take_piece", _assuming(stream=Stream.OWN)),
+    Rule("a stream resumes where the reader asks", "a_connection_that_is_lost_within_a_message",
+         Peer, "begin_stream",
+         lambda begin, peer, cursor, *rest: begin(peer, (cursor[0] + 1, 0), *rest)),
     Rule("a hello is repeated", "a_hello_that_the_writer_has_lost", R, "tick",
-         "if self._greet_at is not None and now >= self._greet_at:", "if False:"),
+         _assuming(_greet_at=None)),
     Rule("lost acknowledgements are requested again", "an_acknowledgement_that_the_writer_has_lost",
-         W, "say_again", "if peer.link is Link.STREAMING:", "if False:"),
-    Rule("a hello is also an acknowledgement", "an_acknowledgement_that_a_connection_has_lost", W,
-         "_greet", "if not peer.host:", "if False:"),
-    Rule("an outdated hello is ignored", "a_hello_of_an_older_connection", W, "_greet",
-         "if peer.session == hello.session and hello.number <= peer.greeting:", "if False:"),
-    Rule("a reader that has proven its key gets more time", "a_hello_that_is_slow", W, "tick",
-         "max(peer.lost_since, peer.authenticated_at)", "peer.lost_since"),
-    Rule("a BYE is repeated", "a_bye_that_the_writer_has_lost", R, "tick",
-         "self._say_at = now + self._repeat", "self._say_at = None"),
-    Rule("a BYE is sent again over a new connection", "a_bye_without_a_connection", R,
-         "connect", "if self._is_leaving:", "self._say_at = None\n    if False:"),
+         W, "say_again", _nothing),
+    Rule("a hello is also an acknowledgement", "an_acknowledgement_that_a_connection_has_lost",
+         Peer, "wants", lambda wants, peer, hello: (peer.taken, wants(peer, hello)[1])),
+    Rule("an outdated hello is ignored", "a_hello_of_an_older_connection", Peer, "has_heard",
+         _gives(False)),
+    Rule("a reader that has proven its key gets more time", "a_hello_that_is_slow", Peer,
+         "authenticate", _nothing),
+    Rule("a BYE is repeated", "a_bye_that_the_writer_has_lost", R, "tick", _say_bye_once),
+    Rule("a BYE is sent again over a new connection", "a_bye_without_a_connection", R, "connect",
+         _ending_with(_say_at=None)),
     Rule("the end is sent again over a new connection", "an_end_that_a_reader_has_lost", Peer,
-         "begin_stream", "cursor, 0.0", "cursor, 1e9"),
+         "begin_stream", _ending_with(end_due=1e9)),
     Rule("a closing writer waits while readers make progress",
-         "a_writer_that_closes_while_its_readers_are_slow", Ending, "is_stuck",
-         "max(since, latest)", "since"),
+         "a_writer_that_closes_while_its_readers_are_slow", Ending, "_progressed_at",
+         lambda _, ending, _waiting, now: now if ending._since is None else ending._since),
     Rule("an absent reader is owed what was sent", "a_reader_that_comes_while_its_writer_closes",
-         Ending, "unfinished", "(peer.is_missing and self._outbox.next > peer.first)", "False"),
+         Ending, "unfinished",
+         lambda unfinished, ending: [p for p in unfinished(ending) if not p.is_missing]),
     Rule("a reader without a connection has its own deadline",
-         "a_reader_that_dies_while_its_writer_closes", Ending, "is_stuck", "peer.link is Link.LOST",
-         "False"),
+         "a_reader_that_dies_while_its_writer_closes", Ending, "_bounds", _gives(1)),
     Rule("readers behind a relay that ended continue alone", "a_host_that_dies", Places, "parted",
-         "not peer.via.is_relay", "False"),
+         _gives(())),
     Rule("a relay confirms the end once all is passed on",
-         "a_relay_that_dies_with_the_end_in_its_hands", R, "_hear_end",
-         "if self.ring is None:", "if True:"),
+         "a_relay_that_dies_with_the_end_in_its_hands", R, "_hear_end", _assuming(ring=None)),
     Rule("taking the last message does not confirm the end",
          "a_relay_that_cannot_pass_on_the_last_message", R, "acknowledge",
-         "self._acked = self.taken", "self._confirm_end(); self._acked = self.taken"),
+         lambda acknowledge, reader: (acknowledge(reader), reader._confirm_end())),
     Rule("a message that a relay could not pass on is requested again",
-         "a_relay_that_cannot_pass_on_a_message", R, "read_alone", "if taken < self.taken or ",
-         "if "),
+         "a_relay_that_cannot_pass_on_a_message", R, "read_alone", _forget_what_a_relay_took),
     Rule("a writer names the readers behind a relay that is stuck",
          "a_writer_that_closes_while_a_relay_passes_nothing_on", Ending, "missed",
-          "or (peer.via in owing and peer.life is not Life.CLOSED)", ""),
+         lambda missed, ending: [p for p in missed(ending) if p.via not in ending.unfinished()]),
     Rule("readers behind a relay are told when it ends",
-         "a_neighbour_that_computes_while_its_relay_ends", W, "_part_readers", "peer.say(", "("),
+         "a_neighbour_that_computes_while_its_relay_ends", W, "_part_readers", _part_silently),
     Rule("a reader that reconnects is told that its relay ended",
-         "a_neighbour_without_a_connection_while_its_relay_ends", W, "_greet",
-         "What.SEEN if has_relay else What.REFUSED", "What.SEEN"),
+         "a_neighbour_without_a_connection_while_its_relay_ends", W, "_seen",
+         lambda _, writer, _peer: writer._frame(What.SEEN)),
     Rule("a reader that reads on behind a dead relay acknowledges",
-         "a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay", R, "follow",
-         "position > self.taken", "False"),
+         "a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay", R, "follow", _follow_if_parted),
     Rule("a neighbour that reconnects stays behind its relay",
-         "a_neighbour_whose_connection_is_lost", W, "_greet",
-         "if is_behind:", "if False:"),
+         "a_neighbour_whose_connection_is_lost", Peer, "is_behind", _gives(False)),
     Rule("a relay speaks for neighbours without a connection",
-         "a_neighbour_that_stops_without_a_connection", Peer, "lose",
-         "self.via is not None", "False"),
+         "a_neighbour_that_stops_without_a_connection", Peer, "lose", _assuming(via=None)),
     Rule("only its own key attaches a reader", "a_neighbour_that_dies_before_the_writer_knows_it",
-         W, "_hear_report", "peer is teller and ", ""),
+         W, "_hear_report", _attach_those_of_a_report),
     Rule("only the welcome for the latest hello counts",
-         "a_word_that_is_older_than_the_latest_hello", R, "_be_welcome",
-         "if welcome.number != self._greeting:", "if False:"),
+         "a_word_that_is_older_than_the_latest_hello", R, "_be_welcome", _take_any_welcome),
     Rule("a clock stands while a connection is accepted",
-         "a_writer_that_is_stopped_while_a_connection_is_reset", ConnectionState, "accept",
-         "self._paused_since, self._doubted_since = self._doubted_since, None", "pass"),
+         "a_writer_that_is_stopped_while_a_connection_is_reset", C, "accept",
+         _keeping("_doubted_since", "_paused_since")),
     Rule("a handshake that this end gives up is no fault of the writer",
-         "a_writer_that_is_stopped_after_its_connection_was_lost", ConnectionState, "lose",
-         "and not is_early", "and False"),
+         "a_writer_that_is_stopped_after_its_connection_was_lost", C, "lose", _call_it_early),
     Rule("a clock goes on where it was if a handshake is ended early",
-         "a_writer_whose_connections_are_all_cut_in_the_handshake", ConnectionState, "lose",
-         "self._ended_at = since, now", "self._ended_at = now, now"),
+         "a_writer_whose_connections_are_all_cut_in_the_handshake", C, "lose",
+         _begin_the_clock_now),
     Rule("handshakes that are ended early are no writer's",
-         "handshakes_that_are_cut_before_the_first_is_complete", ConnectionState,
-         "check_handshakes", "now - since >= self._bound", "False"),
-    Rule("a refusal has to last", "a_connection_that_is_refused_for_a_moment", ConnectionState,
-         "note_probe", ">= REFUSED_SECONDS", ">= 0.2"),
+         "handshakes_that_are_cut_before_the_first_is_complete", C, "check_handshakes", _nothing),
+    Rule("a refusal has to last", "a_connection_that_is_refused_for_a_moment", C, "note_probe",
+         _believe_a_short_refusal),
     Rule("a relay that does not report is none", "a_relay_that_is_stopped", Places,
-         "silent_relays", "peer.reported_at <= since", "False"),
+         "silent_relays", _gives(())),
     Rule("a relay's HELLO says nothing about its reader",
-         "a_relay_that_was_stopped_and_has_lost_its_connection", W, "_greet", "if not peer.host:",
-         "if True:"),
+         "a_relay_that_was_stopped_and_has_lost_its_connection", W, "_greet",
+         _take_what_its_hello_says),
     Rule("a connection that only asks is shut", "a_member_that_asks_and_does_not_read", Peer,
-         "note_idle_frame", "self.idle_frames > MAX_IDLE_FRAMES", "False"),
-    Rule("a new connection ends the former one", "a_member_with_many_connections", W, "_connect",
-         "if former is not None:", "if False:"),
+         "note_idle_frame", _gives(False)),
+    Rule("a new connection ends the former one", "a_member_with_many_connections", Places, "move",
+         lambda move, *args: move(*args) and None),
     Rule("a connection carries a window again, and no more",
-         "a_member_that_wants_everything_again_and_again", W, "_may_resend",
-         "peer.resent_bytes <= self._options.window_bytes", "True"),
+         "a_member_that_wants_everything_again_and_again", W, "_may_resend", _gives(True)),
     Rule("a stream resumes at a frame that is here", "a_member_that_resumes_where_no_frame_is",
-         Outbox, "can_resume_at", "piece == 0", "True"),
-    Rule("a ring has a name", "a_relay_whose_ring_has_no_name", Places, "rows_of",
-         "if not report.name:", "if False:"),
+         Outbox, "can_resume_at", lambda can_resume, box, sequence, piece:
+         sequence == box.next or can_resume(box, sequence, piece)),
+    Rule("a ring has a name", "a_relay_whose_ring_has_no_name", Places, "rows_of", _name_the_ring),
     Rule("nobody acknowledges what was not sent", "a_member_that_acknowledges_what_was_not_sent", W,
-         "_take", "<= sequence <= self.outbox.next", "<= sequence"),
+         "_take", _take_any_number),
     Rule("a relay speaks for readers behind it only",
-         "a_relay_that_lies_about_readers_of_other_hosts", Places, "rows_of",
-         "if teller in (peer, peer.via)", ""),
+         "a_relay_that_lies_about_readers_of_other_hosts", Places, "rows_of", _return_all_rows),
     Rule("a handshake is early only if it provably was", "a_handshake_whose_begin_is_seen_late",
-         ConnectionState, "accept", "now if earliest is None else earliest", "now"),
+         C, "accept", lambda accept, connection, now, _earliest=None: accept(connection, now)),
     Rule("a handshake is waited for only while there are any",
-         "a_host_that_vanishes_before_the_first_handshake_is_complete", ConnectionState, "death",
-         "since = max(since, self._ended_at)", "since = now"),
+         "a_host_that_vanishes_before_the_first_handshake_is_complete", C, "death",
+         _wait_for_handshakes),
     Rule("a writer may die before the first handshake is complete",
-         "a_writer_that_dies_before_the_first_handshake_is_complete", ConnectionState, "was_cut",
-         "self.link is WriterLink.CUT", "self._was_up and self.link is WriterLink.CUT"),
+         "a_writer_that_dies_before_the_first_handshake_is_complete", C, "was_cut",
+         lambda was_cut, connection: connection._was_up and was_cut(connection)),
     Rule("only the end of a handshake tells that it was ended early",
-         "a_host_that_vanishes_before_the_first_handshake_is_complete", R, "tick", "dues = [",
-         "self.connection.check_handshakes(now)\n    dues = ["),
+         "a_host_that_vanishes_before_the_first_handshake_is_complete", R, "tick",
+         _check_handshakes_early),
     Rule("a reader's clock stands while its writer is stopped", "a_machine_that_is_suspended", Peer,
-         "delay_clock", "min(now, self.lost_since + seconds)", "self.lost_since"),
+         "delay_clock", _nothing),
     Rule("a clock that begins after a stop is not delayed by it",
          "a_reader_that_dies_while_its_writer_is_stopped", Peer, "delay_clock",
-         "min(now, self.lost_since + seconds)", "self.lost_since + seconds"),
+         lambda delay, peer, seconds, now: delay(peer, seconds, now + seconds)),
     Rule("a writer's clock stands while its reader is stopped",
-         "a_reader_that_is_stopped_without_a_connection", ConnectionState, "delay_clock",
-         "self._doubted_since = min(now, self._doubted_since + seconds)", "pass"),
+         "a_reader_that_is_stopped_without_a_connection", C, "delay_clock",
+         _keeping("_doubted_since")),
     Rule("a stop may have hidden that a connection was accepted",
-         "a_reader_that_is_stopped_between_two_refusals", ConnectionState, "delay_clock",
-         "self._refused_since = None", "pass"),
+         "a_reader_that_is_stopped_between_two_refusals", C, "delay_clock",
+         _keeping("_refused_since")),
     Rule("a stop is no time to wait for a first connection",
-         "a_reader_that_is_stopped_before_its_first_connection", ConnectionState, "delay_clock",
-         "self._ended_at = min(now, self._ended_at + seconds)", "pass"),
+         "a_reader_that_is_stopped_before_its_first_connection", C, "delay_clock",
+         _keeping("_ended_at")),
     Rule("a writer that was stopped listens before it gives up",
-         "a_writer_that_is_stopped_while_it_closes", Ending, "delay",
-         "self._since = now", "pass"),
+         "a_writer_that_is_stopped_while_it_closes", Ending, "delay", _nothing),
     Rule("a reader that only reconnects is not waited for",
-         "a_member_that_only_reconnects_while_its_writer_closes", Ending, "is_stuck", "3 if",
-         "1e9 if"),
+         "a_member_that_only_reconnects_while_its_writer_closes", Ending, "_bounds",
+         lambda bounds, *args: 1e9 if bounds(*args) > 1 else 1),
     Rule("a reader that only attaches is not waited for",
-         "a_member_that_attaches_for_ever_while_its_writer_closes", W, "_greet",
-         "peer.apply(Event.SENT_TO_RELAY", "peer.attach(Event.SENT_TO_RELAY"),
+         "a_member_that_attaches_for_ever_while_its_writer_closes", Peer, "apply",
+         _call_it_progress),
     Rule("what is received again and again is no progress",
-         "a_member_that_reads_again_and_again_while_its_writer_closes", W, "moved",
-         "<= 2 * owed + _OVERHEAD", ">= 0"),
+         "a_member_that_reads_again_and_again_while_its_writer_closes", Peer, "note_moved",
+         _gives(0)),
     Rule("a relay's HELLO is no report", "a_relay_that_greets_and_does_not_report", Peer, "connect",
-         "self.greeting, self.asks = greeting, False",
-         "self.greeting, self.asks, self.reported_at = greeting, False, now"),
+         _call_it_a_report),
     Rule("a silent reader's connection is shut", "a_host_that_is_silent", W, "silent",
-         "self._reject(route)  # its", "pass  # its"),
+         _assuming(unwanted=deque[bytes]())),
     Rule("a place that was readmitted has another key", "a_place_that_another_process_takes", W,
-         "_greet", "if ticket != self._ticket_of(peer):", "if False:"),
+         "_greet", _take_any_key),
     Rule("a place whose reader has read is no other rank's",
-         "a_released_place_that_another_rank_is_given", Places, "spare_for",
-         " and not peer.session", ""),
+         "a_released_place_that_another_rank_is_given", Peer, "was_released",
+         lambda _, peer: peer.life is Life.CLOSED),
     Rule("a place whose messages are gone is no other rank's",
          "a_released_place_that_another_rank_is_given", W, "keep_place",
-         "spare.first == self.outbox.next", "True"),
+         _keep_a_place_that_missed_messages),
     Rule("a released rank has no handle again", "a_released_place_that_another_rank_is_given",
-         Places, "spare_for", "peer.rank == rank or (", "("),
+         Places, "spare_for", lambda spare_for, places, _rank: spare_for(places, -1)),
     Rule("an old key gives nobody more time", "a_place_that_another_process_takes", W,
-         "authenticated", "if ticket == self._ticket_of(peer):", "if True:"),
+         "authenticated", lambda authenticated, writer, ticket, now:
+         authenticated(writer, _current(writer, ticket), now)),
     Rule("a new reader begins where its writer says", "a_replacement_whose_welcome_is_lost", R,
-         "_be_welcome", "if self.epoch == 0 and header.piece == 0:", "if False:"),
+         "_be_welcome", _begin_at_the_first),
     Rule("a new reader may ask again where it begins", "a_replacement_whose_welcome_is_lost", Peer,
-         "wants", "if (hello.taken, hello.sequence, hello.piece) == (0, 0, 0):", "if False:"),
-    Rule("a late reader begins with the next message", "readers_that_come_late", W, "_greet",
-         "if peer.comes_late:", "if False:"),
+         "wants", lambda _, _peer, hello: (hello.taken, (hello.sequence, hello.piece))),
+    Rule("a late reader begins with the next message", "readers_that_come_late", Peer, "begin_at",
+         _nothing),
     Rule("nobody waits for a late reader", "readers_that_come_late", Peer, "is_missing",
-         " and not self.comes_late", ""),
+         lambda _, peer: peer.is_absent),
     Rule("a key speaks for its own place", "a_member_that_speaks_on_the_connection_of_another", W,
-         "heard", "or ticket not in (None, self._ticket_of(peer))", ""),
-    Rule("whoever is refused is told so", "successors_of_a_reader", W, "heard",
-         "peer is not None and peer.note", "self._peers[ticket or 0].note"),
+         "heard", _check_no_key),
+    Rule("a reader that is refused is told so", "successors_of_a_reader", W, "heard",
+         _count_for_the_place),
 ]  # fmt: skip

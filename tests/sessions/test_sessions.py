@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sessions.rules import EXAMPLES, RULES, TABLES, hello_of
+from tests.sessions.examples import EXAMPLES, hello_of
+from tests.sessions.rules import RULES, TABLES, Rule
 from tests.sessions.world import World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000"))
@@ -120,7 +121,7 @@ def test_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_every_rule_is_needed(rule: "RULES", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_is_needed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the example that it is there for fails."""
     rule.remove(monkeypatch)
     with pytest.raises((AssertionError, IndexError, KeyError)):

@@ -273,6 +273,13 @@ class World:
         self.now += seconds
         self.everybody()
 
+    def run(self, steps: int, seconds: float = STEP, *, drains: bool = False) -> None:
+        """Advances so many times; `drains`: everybody takes what there is after each."""
+        for _ in range(steps):
+            self.advance(seconds)
+            if drains:
+                self.drain()
+
     def everybody(self) -> None:
         for reader in self.readers + self.former:
             self.read(reader)
@@ -729,16 +736,14 @@ class World:
             reader.is_stopped = reader.is_slow = False
             self.heal(reader.host)
         for _ in range(40):
-            self.advance()
-            self.drain()
+            self.run(1, drains=True)
             if self._is_settled():
                 break
         self.check()
         assert self._is_settled(), self.story()
         self.close_writer()
         for _ in range(40):
-            self.advance()
-            self.drain()
+            self.run(1, drains=True)
             if self.is_writer_gone and all(r.outcome or not self._counts(r) for r in self.readers):
                 break
         self.check()

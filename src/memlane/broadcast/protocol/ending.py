@@ -92,10 +92,15 @@ class Ending:
         connection has its own bound, after which it counts as dead, and one more if it proves its
         key again."""
         waiting = self.unfinished()
-        bounds = 3 if any(peer.link is Link.LOST for peer in waiting) else 1
+        return now - self._progressed_at(waiting, now) >= self._bounds(waiting) * self._liveness
+
+    def _progressed_at(self, waiting: list[Peer], now: float) -> float:
+        """When any of them made progress, or the end began, whichever is later."""
         since = now if self._since is None else self._since
-        latest = max((peer.last_progress for peer in waiting), default=now)
-        return now - max(since, latest) >= bounds * self._liveness
+        return max(since, max((peer.last_progress for peer in waiting), default=now))
+
+    def _bounds(self, waiting: list[Peer]) -> int:
+        return 3 if any(peer.link is Link.LOST for peer in waiting) else 1
 
     def texts(self, peers: list[Peer], now: float) -> list[str]:
         return [peer.text(self._outbox.next, now) for peer in peers]

@@ -110,6 +110,11 @@ class Peer:
         return self.is_absent and not self.comes_late
 
     @property
+    def was_released(self) -> bool:
+        """Whether it was released before it attached."""
+        return self.life is Life.CLOSED and not self.session
+
+    @property
     def owes_end(self) -> bool:
         """Whether it must still confirm END. A relay does so for the readers behind it."""
         return self.is_here and self.via is None and not self.has_heard_end
@@ -157,6 +162,14 @@ class Peer:
         if (hello.taken, hello.sequence, hello.piece) == (0, 0, 0):
             return self.first, (self.first, 0)
         return hello.taken, (hello.sequence, hello.piece)
+
+    def has_heard(self, hello: Hello) -> bool:
+        """Whether it has greeted since, so that this HELLO's connection has ended."""
+        return self.session == hello.session and hello.number <= self.greeting
+
+    def is_behind(self, hello: Hello) -> bool:
+        """Whether it reads from a relay's ring, or did when it sent that HELLO."""
+        return hello.is_behind or self.via is not None
 
     def ask(self, hello: Hello, host: str, via: Peer | None) -> None:
         """It wants to attach, and may share memory at `host`."""
@@ -325,7 +338,7 @@ class Peer:
         """Names the owner of the place."""
         if self.rank is None:
             return "nobody"
-        if self.life is Life.CLOSED and not self.session:
+        if self.was_released:
             return f"{self.name} (released)"
         return self.name + (" (never attached)" if self.is_absent else f" ({self.state})")
 

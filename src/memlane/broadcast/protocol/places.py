@@ -86,10 +86,7 @@ class Places:
 
     def was_released(self, rank: int) -> bool:
         """Whether that rank was released before it attached."""
-        return any(
-            peer.rank == rank and peer.life is Life.CLOSED and not peer.session
-            for peer in self.peers
-        )
+        return any(peer.rank == rank and peer.was_released for peer in self.peers)
 
     def owners(self) -> str:
         """Names the owners of all places, as one text."""
@@ -100,8 +97,7 @@ class Places:
         for peer in self.peers:
             if peer.rank == rank or (peer.rank is None and peer.is_absent):
                 return None
-        never = (peer for peer in self.peers if peer.life is Life.CLOSED and not peer.session)
-        return next(never, None)
+        return next((peer for peer in self.peers if peer.was_released), None)
 
     def kept_for(self, rank: int) -> Peer:
         """The place that is kept for that rank from now on."""

@@ -202,8 +202,8 @@ class WriterSession:
             refused = self._frame(What.REFUSED, body=admission.replaced(hello))
             self._answers.append((route, refused))
             return True, None
-        if peer.session == hello.session and hello.number <= peer.greeting:
-            return True, None  # by a connection that has ended since
+        if peer.has_heard(hello):
+            return True, None
         refusal = admission.refusal(self.places, peer, hello, self.outbox)
         if refusal is not None:
             peer.authenticate(0.0)  # not from the reader that lost its connection
@@ -234,14 +234,12 @@ class WriterSession:
             if not (hello.host or hello.is_behind):  # it has no ring to share, or none any more
                 peer.stop_sharing()
                 self._part_readers(now)
-            is_behind = hello.is_behind or peer.via is not None
+            is_behind = peer.is_behind(hello)
             if not (is_behind or self._may_resend(peer, route, cursor)):
                 return True, None
             self._connect(peer, route, hello, address, now)
             if is_behind:
-                has_relay = peer.via is not None
-                body = None if has_relay else admission.NO_RELAY
-                peer.say(self._frame(What.SEEN if has_relay else What.REFUSED, body=body))
+                peer.say(self._seen(peer))
                 return is_known, None
         if not peer.host:  # its readers may not have read what a relay has taken
             self._take(peer, taken, now)
@@ -309,7 +307,7 @@ class WriterSession:
                 is_own = peer is teller
                 peer.apply(Event.STOPPED_READING if is_own else Event.REPORTED_CLOSED, now)
         if teller.via is not None and teller.is_here:
-            teller.say(self._frame(What.SEEN))
+            teller.say(self._seen(teller))
         elif teller.via is not None and teller.is_absent and teller.route is not None:
             self._reject(teller.route)  # its HELLO was interrupted: it greets again when it is back
         elif teller.via is not None:
@@ -332,6 +330,12 @@ class WriterSession:
 
     def _frame(self, what: What, sequence: int = 0, body: msgspec.Struct | None = None) -> bytes:
         return control(Header(what, self.epoch, sequence), body)
+
+    def _seen(self, peer: Peer) -> bytes:
+        """The answer to a reader behind a relay: whether that relay is still there."""
+        if peer.via is None:
+            return self._frame(What.REFUSED, body=admission.NO_RELAY)
+        return self._frame(What.SEEN)
 
     def _welcome(self, peer: Peer, begin: Cursor = (0, 0)) -> bytes:
         """The WELCOME: where the stream begins, or which ring to make or read from."""
