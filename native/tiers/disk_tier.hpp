@@ -31,7 +31,8 @@ namespace memlane::tiers {
 struct DiskCounts {
     std::uint64_t recovered = 0, stored = 0, loaded = 0, missed = 0, declined = 0;
     std::uint64_t lookups = 0, found = 0;
-    std::uint64_t stalled = 0;  // looks that found it so
+    std::uint64_t stalled = 0;   // looks that found it so,
+    std::uint64_t unerased = 0;  // and that found that it does not erase
     std::map<std::pair<Direction, int>, std::uint64_t> refused{};  // blocks that the system refused to write or read, by errno
 };
 
@@ -66,7 +67,7 @@ public:
         counts_.recovered = pool_.statistics().used;
         if (counts_.recovered == slots.size()) return;
         for (std::size_t at = 0; at < slots.size(); ++at)  // of a key that came twice, or that the policy declined
-            if (!pool_.has(slots[at], keys[at].bytes)) erase(slots[at]);
+            if (!pool_.has(slots[at], keys[at].bytes)) erase(slots[at], digest_of(keys[at]));
     }
 
     // Before each call that changes something. Throws what the policy throws.
@@ -74,7 +75,7 @@ public:
         const std::uint64_t now = io_.folder().emptied();
         if (now == emptied_) return;
         pool_.clear();
-        evicted_.clear();
+        former_.clear();
         emptied_ = now;
     }
 
@@ -156,20 +157,22 @@ public:
 
     using OrderRef = HeaderWork::OrderRef;
 
-    // They are not found any more; once the order is done, by a restart neither. What the system is writing just now is erased
-    // by its thread.
+    // They are not found any more; once the order is done, by a restart neither, also if an earlier order was late or the disk
+    // refused it. What the system is writing just now is erased by its thread.
     OrderRef forget(Keys keys) {
         collect();
         const auto order = std::make_shared<HeaderWork::Order>();
+        if (!io_.headers().is_idle()) io_.headers().follow(order);
+        if (cleared_ != nullptr && io_.headers().wait(cleared_, 0).value_or(0) != 0) order_clear(order);
+        forget_former(keys, order);
         for (const BlockPool::Asked& key : keys) {
             Block slot = pool_.stored(key);
             if (const auto under_way = storing_.find(digest_of(key)); under_way != storing_.end()) {
                 const auto& [job, of] = under_way->second;
                 if (io_.work().forget(job->work, of)) slot = job->slots[of];
             }
-            if (slot != kNoBlock) erase(slot, order);
+            if (slot != kNoBlock) erase(slot, digest_of(key), order);
         }
-        forget_evicted(keys, order);
         pool_.forget(keys);
         return order;
     }
@@ -177,18 +180,17 @@ public:
     // Throws what the policy throws, and then nothing has changed. Nothing is found; once the order is done, by a restart neither.
     OrderRef clear() {
         pool_.clear();
-        evicted_.clear();
+        former_.clear();
         const auto order = std::make_shared<HeaderWork::Order>();
-        io_.work().note_idle(false);
         io_.file().clear();
-        io_.headers().clear(order);
+        order_clear(order);
         return order;
     }
 
     // Writes when slots were used, for a restart, if anything is new there. Nothing is lost but that if it fails.
     OrderRef keep_uses() {
         const auto order = std::make_shared<HeaderWork::Order>();
-        if (!io_.file().has_new_uses() || is_stalled()) return order;
+        if (!io_.file().has_new_uses() || is_stalled() || io_.headers().is_stalled()) return order;
         io_.work().note_idle(false);
         io_.headers().keep_uses(pool_.tuner() != nullptr ? pool_.tuner()->choice()->state() : TunerState(), order);
         uses_kept_ = os::monotonic_now();
@@ -199,7 +201,11 @@ public:
     void collect() {
         if (os::monotonic_now() - uses_kept_ > kKeepsUses) keep_uses();
         drop_old({});
-        const std::vector<Block> erased = io_.headers().take_back();
+        std::vector<Block> erased;
+        for (const auto& [slot, is_erased] : io_.headers().take_back()) {
+            erased.push_back(slot);
+            if (const auto found = former_.find(slot); is_erased && found != former_.end() && !found->second.by.job) former_.erase(found);
+        }
         pool_.unpin(erased);
         for (const BlockJobs::Event& event : io_.work().poll()) {
             const std::shared_ptr<Job> job = jobs_.at(event.id);
@@ -215,6 +221,7 @@ public:
         io_.work().note_idle(is_idle());
         if (!following_.empty()) expire_followers(os::monotonic_now());
         if (is_stalled()) ++counts_.stalled;
+        if (io_.headers().is_stalled()) ++counts_.unerased;
     }
     bool has_done() const noexcept { return !done_.empty(); }
 
@@ -272,8 +279,8 @@ private:
         std::size_t of;  // its block
     };
 
-    // What a slot had before, and the last store that got it.
-    struct Evicted {
+    // What the header of a slot may still have: of a block that was evicted or removed; and the last store that got the slot.
+    struct Former {
         Digest digest;
         Storing by;
     };
@@ -304,7 +311,7 @@ private:
         const std::uint32_t now = now_in_seconds();
         const auto drop = [&](Block slot) {
             if (slot == kNoBlock || !ages_.is_old(slot, now) || !pool_.is_stored(slot) || pool_.is_pinned(slot)) return;
-            erase(slot);
+            erase(slot, digest_of(pool_.key_of(slot)));
             pool_.forget(slot, pool_.key_of(slot));
         };
         for (const BlockPool::Asked& key : keys) drop(pool_.stored(key));
@@ -347,9 +354,9 @@ private:
         job->work = io_.work().submit(direction, std::move(requests), deadline);
         io_.work().note_idle(false);
         jobs_.emplace(job->work->id, job);
-        if (!job->is_store || evicted_.empty()) return;
+        if (!job->is_store || former_.empty()) return;
         for (std::size_t i = 0; i < job->slots.size(); ++i)
-            if (const auto found = evicted_.find(job->slots[i]); found != evicted_.end()) found->second.by = {job, i};
+            if (const auto found = former_.find(job->slots[i]); found != former_.end()) found->second.by = {job, i};
     }
 
     void decide(const std::shared_ptr<Job>& job, const BlockJobs::Event& event) {
@@ -364,12 +371,12 @@ private:
                 job->late.push_back(job->slots[i]);
                 continue;
             }
-            if (job->is_store) evicted_.erase(job->slots[i]);
+            if (job->is_store) former_.erase(job->slots[i]);
             if (!job->is_store && fault.kind == Fault::Kind::missing) ++counts_.missed;  // another block's header, or none
             judge(*job, i, fault);
             if (is_good && job->is_store && pool_.is_revoked(job->slots[i])) {
                 job->ok[job->at[i]] = false;  // what was forgotten while it was stored is not there, also after a restart
-                erase(job->slots[i]);
+                erase(job->slots[i], job->digests[i]);
             }
             good[decided.size()] = job->ok[job->at[i]];
             decided.push_back(job->slots[i]);
@@ -414,17 +421,25 @@ private:
         io_.work().note_idle(false);
         io_.headers().erase(slot, order, std::move(held_back));
     }
-    void erase(Block slot) { erase(slot, std::make_shared<HeaderWork::Order>()); }
+    void erase(Block slot, const Digest& digest, const OrderRef& order = std::make_shared<HeaderWork::Order>()) {
+        former_.insert_or_assign(slot, Former{digest, {}});
+        erase(slot, order);
+    }
+    void order_clear(const OrderRef& order) {
+        io_.work().note_idle(false);
+        io_.headers().clear(order);
+        cleared_ = order;
+    }
 
-    // Of what was evicted, a restart may still find what nobody has written over.
-    void forget_evicted(Keys keys, const OrderRef& order) {
-        if (evicted_.empty()) return;
+    // Of what was evicted or removed, a restart may still find what nobody has written over.
+    void forget_former(Keys keys, const OrderRef& order) {
+        if (former_.empty()) return;
         std::unordered_set<Digest, DigestHash> digests;
         for (const BlockPool::Asked& key : keys) digests.insert(digest_of(key));
-        for (const auto& [slot, evicted] : evicted_) {
-            if (!digests.contains(evicted.digest)) continue;
+        for (const auto& [slot, former] : former_) {
+            if (!digests.contains(former.digest)) continue;
             using Before = DiskWork::Before;
-            const auto& [job, of] = evicted.by;
+            const auto& [job, of] = former.by;
             const Before before = job ? io_.work().hold_back(job->work, of) : Before::is_left;
             if (before == Before::is_left) erase(slot, order);
             if (before == Before::is_held_back) erase(slot, order, DiskWork::Work{job->work, of});
@@ -445,7 +460,7 @@ private:
         if (trial == Refusals::Trial::retired) pool_.bring_back_one();
         BlockPool::Limits limits;
         if (refusals_.is_distrusted()) limits = {.victims = trial == Refusals::Trial::victim, .may_use_retired = false};
-        const auto evicted = [&](KeyStore::Bytes key, Block slot) { evicted_[slot] = {digest_of(key), {}}; };
+        const auto evicted = [&](KeyStore::Bytes key, Block slot) { former_[slot] = {digest_of(key), {}}; };
         return pool_.reserve(keys, evicted, limits);
     }
 
@@ -453,7 +468,7 @@ private:
     void drop_if_bad(const Job& job, std::size_t i, Fault fault) {
         if (fault.kind == Fault::Kind::none || fault.kind == Fault::Kind::expired) return;
         if (!pool_.has(job.slots[i], job.digests[i])) return;
-        erase(job.slots[i]);
+        erase(job.slots[i], job.digests[i]);
         pool_.forget(job.slots[i], job.digests[i]);
     }
 
@@ -519,7 +534,8 @@ private:
     os::Nanoseconds uses_kept_ = os::monotonic_now();
     std::unordered_map<BlockJobs::Id, std::shared_ptr<Job>> jobs_;  // until they are over
     std::unordered_map<Digest, Storing, DigestHash> storing_;
-    std::unordered_map<Block, Evicted> evicted_;  // until something was stored in their slots
+    std::unordered_map<Block, Former> former_;  // until their headers are gone, or something was stored in their slots
+    OrderRef cleared_;  // the last order to clear everything; null: there was none
     std::multimap<os::Nanoseconds, std::shared_ptr<Job>> following_;  // that wait for earlier calls, by deadline
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
     std::deque<Done> done_;

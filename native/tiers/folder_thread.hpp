@@ -97,7 +97,9 @@ private:
         } else {
             headers_.purge(name_space, first_sequence, order);
         }
-        request.answer(headers_.wait(order, os::monotonic_now() + kPatience).value_or(ETIMEDOUT));
+        const std::optional<int> error = headers_.wait(order, os::monotonic_now() + kPatience);
+        if (!error) headers_.note_late();
+        request.answer(error.value_or(ETIMEDOUT));
     }
 
     SlotFile& file_;

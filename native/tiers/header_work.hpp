@@ -46,19 +46,32 @@ public:
     void purge(const Namespace& name_space, std::uint64_t first_sequence, const OrderRef& order) {
         add({kNoBlock, order, [&file = file_, name_space, first_sequence] { return file.purge(name_space, first_sequence); }, {}});
     }
+    // Nothing but waits for what was ordered before.
+    void follow(const OrderRef& order) {
+        add({kNoBlock, order, [] { return 0; }, {}});
+    }
     // When slots were used, and what the tuner has learned.
     void keep_uses(const TunerState& tuner, const OrderRef& order) {
         add({kNoBlock, order, [&file = file_, tuner] { return file.write_uses(tuner); }, {}});
     }
 
-    // Slots whose headers are gone, or which the disk refused to erase, since the last call.
-    std::vector<Block> take_back() {
+    struct Ended {
+        Block slot;
+        bool is_erased;  // else the disk refused it
+    };
+    // Slots whose erasure has ended since the last call.
+    std::vector<Ended> take_back() {
         const std::lock_guard guard(mutex_);
         return std::exchange(done_, {});
     }
     bool is_idle() {
         const std::lock_guard guard(mutex_);
         return left_ == 0 && done_.empty();
+    }
+    // The disk does not answer: nothing has ended for a second since somebody was told that an order is late. Any thread.
+    bool is_stalled() {
+        const std::lock_guard guard(mutex_);
+        return late_since_ && os::monotonic_now() - *late_since_ > os::kSecond;
     }
 
     // Any thread: 0 or an errno; nullopt: something of it is not done by then.
@@ -70,6 +83,12 @@ public:
             ended_.wait_for(lock, std::chrono::nanoseconds(until - now));
         }
         return order->error;
+    }
+
+    // Somebody does not wait for an order any longer. Any thread.
+    void note_late() {
+        const std::lock_guard guard(mutex_);
+        if (left_ > 0 && !late_since_) late_since_ = os::monotonic_now();
     }
 
     // Nothing is left; the thread then ends.
@@ -93,7 +112,8 @@ public:
             lock.lock();
             if (error != 0) next.order->error = error;
             --next.order->left;
-            if (next.slot != kNoBlock) done_.push_back(next.slot);
+            if (next.slot != kNoBlock) done_.push_back({next.slot, error == 0});
+            late_since_.reset();
             if (--left_ == 0) work_.wake();  // for the thread that drains the tier
             ended_.notify_all();
         }
@@ -120,8 +140,9 @@ private:
     std::mutex mutex_;
     std::condition_variable begun_, ended_;
     std::deque<Erasure> waiting_;
-    std::vector<Block> done_;
+    std::vector<Ended> done_;
     std::size_t left_ = 0;  // that have not ended
+    std::optional<os::Nanoseconds> late_since_;  // since when nothing has ended that somebody waited for in vain
     bool is_stopping_ = false;
 };
 

@@ -1047,6 +1047,9 @@ class PinnedSlots:
 
     def release(self) -> None: ...
 
+class DiskOrder:
+    """What a disk tier's thread of headers was told to do."""
+
 class DiskTier:
     """`memlane.tiers.DiskTier` checks its arguments."""
 
@@ -1079,14 +1082,13 @@ class DiskTier:
     def store(self, keys: object, rows: bytes, timeout: object, is_access: bool = True) -> int: ...
     def load(self, keys: object, rows: bytes, timeout: object) -> int: ...
     def touch(self, keys: object) -> None: ...
-    def forget(self, keys: object, timeout: object) -> int:
-        """0 or an errno."""
+    def forget(self, keys: object) -> DiskOrder: ...
+    def clear(self) -> DiskOrder: ...
+    def keep_uses(self) -> DiskOrder:
+        """Writes when blocks were used, for a restart."""
 
-    def clear(self, timeout: object) -> int:
+    def wait(self, order: DiskOrder, timeout: object) -> int:
         """0 or an errno."""
-
-    def keep_uses(self, timeout: object) -> int:
-        """Writes when blocks were used, for a restart: 0 or an errno."""
 
     def collect(self, wakes: bool) -> bool:
         """Takes in what the threads have done; whether nothing is under way."""
@@ -1097,9 +1099,9 @@ class DiskTier:
     def wake(self) -> None:
         """Makes the descriptor readable until the next poll."""
 
-    def alerts(self) -> tuple[bool, int, int, list[tuple[bool, int, int]]]:
+    def alerts(self) -> tuple[bool, int, int, int, list[tuple[bool, int, int]]]:
         """
-        Whether files are gone, looks that found it stalled, corrupt blocks, refusals.
+        Whether files are gone, looks that found blocks or headers late, corrupt blocks, refusals.
         """
 
     def idle_fileno(self) -> int:

@@ -22,6 +22,7 @@ from memlane import (
     TimedOut,
     WrongProcess,
 )
+from memlane._native import PairOutside
 from memlane.tiers import BlockPool, DiskArray, TierChain
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from tests.base.test_failing_calls import calls, preloaded
@@ -199,6 +200,62 @@ def hangs(_link: Link, folder: Path) -> None:
             assert wait_for(tier, tier.store(of_a, range(len(of_a)))).ok.all()
             assert not tier.drain(0)
         assert tier.drain(PATIENCE)
+
+
+def on_disk(folder: Path) -> int:
+    """The blocks that a restart would find."""
+    each = PairOutside(f"{folder}/0").stored()
+    return sum(blocks for _, blocks, *_ in each)
+
+
+def removes_beside_a_hang(_link: Link, folder: Path, what: str) -> None:
+    """Role: the first write that erases a header hangs."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    with array_on(folder, "ab", rows, direct=False) as tier, ThreadPoolExecutor(1) as pool:
+        assert all(store_all(tier, rows))
+        with calls().failing(Fault("erase", 1, "pwrite", STALL))("erase"):
+            removing = pool.submit(tier.clear if what == "clear" else lambda: tier.forget(KEYS))
+            until(lambda: 0 in (on_disk(folder / "a"), on_disk(folder / "b")), "one has erased")
+            assert calls().is_reached()
+            assert not removing.done()
+        removing.result()
+        assert on_disk(folder / "a") == on_disk(folder / "b") == 0
+
+
+@fails
+@pytest.mark.parametrize("what", ["forget", "clear"])
+def test_a_disk_that_hangs_delays_no_removal_on_another(tmp_path: Path, what: str) -> None:
+    start(removes_beside_a_hang, tmp_path, what, method="spawn", command=preloaded()).result()
+
+
+def hits(folder: Path) -> int:
+    """Those that a restart would know of."""
+    each = PairOutside(f"{folder}/0").stored()
+    return sum(number for *_, number in each)
+
+
+def closes_beside_a_hang(_link: Link, folder: Path) -> None:
+    """Role: a load of one of the disks hangs while the array is closed in vain."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    for hung, other in (("a", "b"), ("b", "a")):
+        tier = array_on(folder, "ab", rows, direct=False)
+        owner = owners(tier)
+        assert all(store_all(tier, rows))
+        assert all(check(tier, rows))
+        with calls().failing(Fault("stall", 1, "pread", STALL))("stall"):
+            tier.load([KEYS[owner.index(hung)]], [0])
+            until(calls().is_reached, "it hangs")
+            with pytest.raises(TimedOut):
+                tier.close(timeout=0.01)
+            until(lambda other=other: hits(folder / other) > 0, "the other has its uses")
+        tier.clear()
+        tier.close()
+
+
+@fails
+def test_a_disk_that_hangs_costs_no_uses_of_another(tmp_path: Path) -> None:
+    """When blocks were used is written for a restart, though the array cannot be closed."""
+    start(closes_beside_a_hang, tmp_path, method="spawn", command=preloaded()).result()
 
 
 def closes_beside_a_load(_link: Link, folder: Path) -> None:

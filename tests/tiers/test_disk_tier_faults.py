@@ -432,11 +432,15 @@ def erases_in_vain(_link: Link, folder: Path, what: str) -> None:
                 assert caught.value.errno == errno.ETIMEDOUT
             until(calls().is_reached, "the header is being erased")
             assert tier.has([key(1), key(2)]) == [False, what != "clear"]
+            assert not forgets(tier, 1)  # by now it is not in memory, but on the disk still
+            until(lambda: tier.statistics().stalled, "the disk is known not to erase")
+            assert not forgets(tier, 1)
             assert not tier.drain(0)
             for number in range(10, 26):  # the slot that is being erased is left alone
                 assert store(tier, rows, number)
             assert all(tier.has([key(number) for number in range(10, 26)]))
         assert tier.drain(PATIENCE)
+        assert not tier.statistics().stalled
         until(lambda: forgets(tier, 1, 10), "the disk is fast enough for its timeout")
     with tier_on(folder, rows, capacity=20) as tier:
         assert tier.has([key(1), key(2), key(10)]) == [False, what != "clear", False]
@@ -448,6 +452,33 @@ def test_a_disk_that_hangs_stops_no_thread(tmp_path: Path, what: str) -> None:
     """While a header is to be erased: the call ends in time, other threads run, and the tier goes
     on with other slots."""
     start(erases_in_vain, tmp_path / "kv", what, method="spawn", command=preloaded()).result()
+
+
+def refuses_to_erase(link: Link, folder: Path, what: str) -> None:
+    """Role: the disk refuses the write of a header once; the next call comes, then a kill."""
+    rows = np.zeros((8, ROW), np.uint8)
+    tier = tier_on(folder, rows, capacity=20)
+    assert store(tier, rows, 1)
+    with (
+        calls().failing(Fault("erase", 1, "pwrite", errno.EIO))("erase"),
+        pytest.raises(SystemFault, match="does not erase blocks; a restart may find them"),
+    ):
+        tier.clear() if what == "clear" else tier.forget([key(1)])
+    assert tier.has([key(1)]) == [False]
+    tier.forget([key(1)])
+    link.tell()
+    link.hear()  # until it is killed
+
+
+@pytest.mark.parametrize("what", ["forget", "clear"])
+def test_what_a_disk_refused_to_erase_is_erased_by_the_next_call(tmp_path: Path, what: str) -> None:
+    """A `forget` that returns means that no restart finds the block."""
+    folder = tmp_path / "kv"
+    peer = start(refuses_to_erase, folder, what, method="spawn", command=preloaded())
+    peer.hear()
+    peer.kill()
+    with tier_on(folder, np.zeros((8, ROW), np.uint8), capacity=20) as tier:
+        assert tier.has([key(1)]) == [False]
 
 
 @contextmanager

@@ -56,7 +56,7 @@ struct OpenTier {
         facts.corrupt = now.loads.corrupt;
         facts.expired = now.stores.expired + now.loads.expired;
         facts.queue = now.waiting;
-        facts.is_stalled = tier.is_stalled() ? 1 : 0;
+        facts.is_stalled = is_stalled() ? 1 : 0;
         facts.is_detached = io.folder().is_detached() ? 1 : 0;
         facts.lookups = tier.counts().lookups;
         facts.found = tier.counts().found;
@@ -64,6 +64,9 @@ struct OpenTier {
         shown.publish(facts);
         shown.publish(tiers::TierSpans{now.stores.spans, now.loads.spans});
     }
+
+    // The disk does not move blocks, or does not erase headers.
+    bool is_stalled() noexcept { return tier.is_stalled() || io.headers().is_stalled(); }
 
     // Bytes, with the headers; past the page cache slots are written whole.
     std::uint64_t written(const tiers::BlockJobs::Counts& stores) noexcept {
@@ -168,24 +171,35 @@ public:
         });
     }
 
-    // A call that gives an order to erase headers. Waits until that is done, without the GIL, but not for a disk that has not
-    // answered already. Returns 0, an errno, or ETIMEDOUT: it will be done once the disk answers.
+    // What the thread that writes headers was told to do; it is not waited for if the disk had not answered before.
+    struct Order {
+        std::shared_ptr<OpenTier> tier;
+        tiers::HeaderWork::OrderRef ref;
+        bool may_wait;
+    };
     template <class Call>
-    int order(const Call& work, nb::handle timeout) const {
+    Order order(const Call& work) const {
         const std::shared_ptr<OpenTier> kept = (static_cast<void>(open()), open_);
+        const bool may_wait = !kept->is_stalled();
+        return {kept, call(work), may_wait};
+    }
+
+    // Without the GIL. Returns 0, an errno, or ETIMEDOUT: it will be done once the disk answers.
+    int wait(const Order& order, nb::handle timeout) const {
         const os::Deadline deadline = to_deadline(timeout);
-        const bool may_wait = !kept->tier.is_stalled();
-        const tiers::HeaderWork::OrderRef ordered = call(work);
+        const std::shared_ptr<OpenTier> kept = order.tier;
         for (;;) {
             const os::Nanoseconds now = os::monotonic_now();
-            const os::Nanoseconds until = may_wait ? std::min(deadline.at(), now + kSlice) : now;
-            const std::optional<int> error = without_gil([&] { return kept->io.headers().wait(ordered, until); });
+            const os::Nanoseconds until = order.may_wait ? std::min(deadline.at(), now + kSlice) : now;
+            const std::optional<int> error = without_gil([&] { return kept->io.headers().wait(order.ref, until); });
             if (error) {
                 if (open_ != nullptr && is_here()) call([](tiers::DiskTier& tier) { tier.collect(); });
                 return *error;
             }
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
-            if (!may_wait || deadline.passed(os::monotonic_now())) return ETIMEDOUT;
+            if (order.may_wait && !deadline.passed(os::monotonic_now())) continue;
+            kept->io.headers().note_late();
+            return ETIMEDOUT;
         }
     }
 
@@ -361,7 +375,7 @@ Facts statistics_of(OpenTier& opened) {
     const tiers::PoolStatistics pool = opened.pool.pool().statistics();
     const std::uint32_t slots = opened.pool.pool().blocks();
     const tiers::DiskCounts counts = opened.tier.counts();
-    const bool is_stalled = opened.tier.is_stalled(), is_detached = opened.io.folder().is_detached();
+    const bool is_stalled = opened.is_stalled(), is_detached = opened.io.folder().is_detached();
     const auto now = opened.io.work().statistics();
     const tiers::Latencies stores = opened.io.work().latencies(tiers::Direction::store);
     const tiers::Latencies loads = opened.io.work().latencies(tiers::Direction::load);
@@ -427,6 +441,8 @@ void bind_disk(nb::module_& m) {
     nb::class_<PinnedSlots>(m, "PinnedSlots", "Blocks that are not evicted; `memlane.tiers.TierPin`.")
         .def("release", &PinnedSlots::release);
 
+    nb::class_<DiskObject::Order>(m, "DiskOrder", "What a disk tier's thread of headers was told to do.");
+
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
         .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, std::uint64_t,
@@ -490,23 +506,17 @@ void bind_disk(nb::module_& m) {
             "keys"_a)
         .def(
             "forget",
-            [](const DiskObject& self, nb::handle keys, nb::handle timeout) {
+            [](const DiskObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
-                return self.order([&](DiskTier& tier) { return tier.forget(asked.asked()); }, timeout);
+                return self.order([&](DiskTier& tier) { return tier.forget(asked.asked()); });
             },
-            "keys"_a, "timeout"_a, "0 or an errno.")
-        .def(
-            "clear",
-            [](const DiskObject& self, nb::handle timeout) {
-                return self.order([](DiskTier& tier) { return tier.clear(); }, timeout);
-            },
-            "timeout"_a, "0 or an errno.")
+            "keys"_a)
+        .def("clear", [](const DiskObject& self) { return self.order([](DiskTier& tier) { return tier.clear(); }); })
         .def(
             "keep_uses",
-            [](const DiskObject& self, nb::handle timeout) {
-                return self.order([](DiskTier& tier) { return tier.keep_uses(); }, timeout);
-            },
-            "timeout"_a, "Writes when blocks were used, for a restart: 0 or an errno.")
+            [](const DiskObject& self) { return self.order([](DiskTier& tier) { return tier.keep_uses(); }); },
+            "Writes when blocks were used, for a restart.")
+        .def("wait", &DiskObject::wait, "order"_a, "timeout"_a, "0 or an errno.")
         .def(
             "collect",
             [](const DiskObject& self, bool wakes) {
@@ -525,19 +535,19 @@ void bind_disk(nb::module_& m) {
             [](const DiskObject& self) {
                 OpenTier& opened = self.open();
                 const auto corrupt = opened.io.work().statistics().loads.corrupt;
-                const auto stalled = opened.tier.counts().stalled;
+                const auto stalled = opened.tier.counts().stalled, unerased = opened.tier.counts().unerased;
                 const auto refused = opened.tier.counts().refused;
                 using Refused = nb::typed<nb::tuple, bool, int, int>;
                 const bool is_detached = opened.io.folder().is_detached();
-                using Alerts = nb::typed<nb::tuple, bool, int, int, nb::typed<nb::list, Refused>>;
+                using Alerts = nb::typed<nb::tuple, bool, int, int, int, nb::typed<nb::list, Refused>>;
                 nb::list each;
                 for (const auto& [of, count] : refused) {
                     const auto& [direction, error] = of;
                     each.append(nb::make_tuple(direction == tiers::Direction::store, error, count));
                 }
-                return Alerts(nb::make_tuple(is_detached, stalled, corrupt, each));
+                return Alerts(nb::make_tuple(is_detached, stalled, unerased, corrupt, each));
             },
-            "Whether files are gone, looks that found it stalled, corrupt blocks, refusals.")
+            "Whether files are gone, looks that found blocks or headers late, corrupt blocks, refusals.")
         .def(
             "idle_fileno",
             [](const DiskObject& self) {

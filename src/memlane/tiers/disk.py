@@ -99,7 +99,7 @@ class DiskStatistics:
         queue: blocks that wait for a thread.
         store_latency: from `store` to the end of each block.
         load_latency: from `load` to the end of each block.
-        stalled: whether the disk has not answered since a deadline.
+        stalled: whether the disk has not answered since a deadline, of blocks or of an erasure.
         engine: as `DiskTier.engine`.
         retired: slots that are not used because the disk refused to write or read them. One is
             tried again after a second, then after two, four, up to a minute; if it takes a block,
@@ -318,7 +318,7 @@ class DiskTier(Tier):
             SystemFault: the disk refuses it, and they are not found until a restart; or, ETIMEDOUT,
                 it does not answer, and erases them once it does.
         """
-        self._check_erased(self._native.forget(self._namespace.digests(keys), self._timeout))
+        self._wait_until_erased(self._begin_to_forget(keys), Deadline(self._timeout))
 
     def clear(self) -> None:
         """Removes everything, of all namespaces, also for a later restart. Loads under way may
@@ -329,10 +329,16 @@ class DiskTier(Tier):
             Closed, WrongProcess: as `has`.
             SystemFault: as `forget`.
         """
-        self._check_erased(self._native.clear(self._timeout))
+        self._wait_until_erased(self._begin_to_clear(), Deadline(self._timeout))
 
-    def _check_erased(self, error: int) -> None:
-        where = self._folder
+    def _begin_to_forget(self, keys: Sequence[bytes]) -> _native.DiskOrder:
+        return self._native.forget(self._namespace.digests(keys))
+
+    def _begin_to_clear(self) -> _native.DiskOrder:
+        return self._native.clear()
+
+    def _wait_until_erased(self, order: _native.DiskOrder, deadline: Deadline) -> None:
+        error, where = self._native.wait(order, deadline.left()), self._folder
         if error == errno.ETIMEDOUT:
             what = f"the disk of the tier in {where} does not answer; it will erase blocks later"
             raise system_fault(error, what)
@@ -385,7 +391,7 @@ class DiskTier(Tier):
     def _troubles(self) -> Iterator[tuple[str, int, str]]:
         """Yields what may be wrong with the disk: a line for the log, how often it was seen, and
         what is counted there."""
-        detached, stalled, corrupt, refused = self._native.alerts()
+        detached, stalled, unerased, corrupt, refused = self._native.alerts()
         where = self._folder
         line = (
             f"the files of the tier in {where} were deleted or moved: a restart will not find its "
@@ -394,6 +400,8 @@ class DiskTier(Tier):
         yield line, int(detached), "times"
         line = f"the tier in {where} does not answer: nothing is stored or loaded until it does"
         yield line, stalled, "times"
+        line = f"the tier in {where} does not erase blocks: its disk does not answer"
+        yield line, unerased, "times"
         line = f"the tier in {where} has found blocks that are not what was stored"
         yield line, corrupt, "blocks"
         for is_store, error, count in refused:
@@ -486,7 +494,7 @@ class DiskTier(Tier):
         deadline = Deadline(self._timeout if timeout is None else timeout)
         with contextlib.suppress(Closed, WrongProcess):
             if deadline.left():
-                self._native.keep_uses(deadline.left())
+                self._native.wait(self._native.keep_uses(), deadline.left())
             while self.drain(deadline.left()):
                 if self._native.close():
                     return

@@ -21,7 +21,7 @@ from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
 from memlane._base.paths import path_from
 from memlane._locks import Lock
-from memlane._native import crc32c
+from memlane._native import DiskOrder, crc32c
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -179,15 +179,18 @@ class DiskArray(Tier):
 
     def forget(self, keys: Sequence[bytes]) -> None:
         asked = distinct(keys)
-        # Of all: a key may be on another disk, from when there were more, or fewer.
-        _do_all(self._each, lambda disk: disk.forget(asked))
-        self._refuse_if_left_out()
+        with self._locked():
+            # Of all: a key may be on another disk, from when there were more, or fewer.
+            orders = [disk._begin_to_forget(asked) for disk in self._each]
+        self._wait_until_erased(orders)
 
     def clear(self) -> None:
-        _do_all(self._each, DiskTier.clear)
-        self._refuse_if_left_out()
+        self._wait_until_erased([disk._begin_to_clear() for disk in self._each])
 
-    def _refuse_if_left_out(self) -> None:
+    def _wait_until_erased(self, orders: list[DiskOrder]) -> None:
+        deadline = Deadline(self._timeout)
+        parts = zip(self._each, orders, strict=True)
+        _do_all(parts, lambda part: part[0]._wait_until_erased(part[1], deadline))
         for folder, refusal in self._refusals.items():
             what = f"{folder} is left out, and keeps its blocks: a restart may find them"
             raise system_fault(refusal.errno or errno.EIO, what)
@@ -282,6 +285,9 @@ class DiskArray(Tier):
     def close(self, timeout: float | None = None) -> None:
         deadline = Deadline(self._timeout if timeout is None else timeout)
         with suppress(Closed, WrongProcess):
+            if deadline.left():
+                for disk in self._each:  # before one that does not answer takes all the time
+                    disk._native.keep_uses()
             while self.drain(deadline.left()):
                 with self._locked():  # so that no other thread begins anything now
                     if all(disk.drain(0) for disk in self._each):
@@ -310,12 +316,12 @@ def _joined(parts: list[tuple[list[T], list[int]]]) -> list[T]:
     return [placed[at] for at in sorted(placed)]
 
 
-def _do_all(disks: Iterable[DiskTier], call: Callable[[DiskTier], None]) -> None:
-    """Calls each, whatever the others do. Raises the first error."""
+def _do_all(parts: Iterable[T], call: Callable[[T], None]) -> None:
+    """Calls it for each, whatever the others raise. Raises the first error."""
     errors: list[MemlaneError] = []
-    for disk in disks:
+    for part in parts:
         try:
-            call(disk)
+            call(part)
         except MemlaneError as error:
             errors.append(error)
     if errors:
