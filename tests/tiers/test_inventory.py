@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memlane import Closed
 from memlane._native import ask_owner
-from memlane.tiers import DiskArray, DiskTier
+from memlane.tiers import DiskArray, DiskTier, key_log
 from memlane.tiers.conformance import wait_for
 from memlane.tiers.inventory import ArrayInventory, DiskInventory, Inventory
-from tests.support import PATIENCE
+from tests.support import PATIENCE, until
 
 MAGIC = b"memlane keys 1\n"
 ROW, KEYS = 4096, [bytes([number]) for number in range(40)]
@@ -128,6 +131,40 @@ def test_a_router_knows_what_several_disks_hold(tmp_path: Path) -> None:
     assert not view
     array.close()
     inventory.close(PATIENCE)
+
+
+def test_disks_of_which_one_ends_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log delays no other's, and an error of its tier costs no event of another's."""
+    rows = np.zeros((len(KEYS), ROW), np.uint8)
+    array = DiskArray([tmp_path / "a", tmp_path / "b"], rows, 32 * ROW, policy="lru")
+    each = {disk: DiskInventory(disk, f"{path}/0.keys") for path, disk in array.disks.items()}
+    inventory, (a, b) = ArrayInventory(array, each), each
+    inventory.submitted(KEYS)
+    ok = wait_for(array, array.store(KEYS, range(len(KEYS)))).ok.tolist()
+    inventory.reported(KEYS, ok, False)
+    assert b.drain(PATIENCE)
+    b.close()
+    with pytest.raises(Closed):
+        inventory.take()
+    assert each[a].take()
+    is_over = threading.Event()
+    opened = key_log._opened
+
+    def hangs(path: str, flags: int = 0) -> int:
+        if path.startswith(f"{tmp_path}/a"):
+            is_over.wait(PATIENCE)
+        return opened(path, flags)
+
+    monkeypatch.setattr(key_log, "_opened", hangs)
+    each[a]._log.append(KEYS)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(inventory.close, PATIENCE)
+        until(lambda: not each[b]._log._thread.is_alive(), "the other has ended")
+        assert each[a]._log._thread.is_alive()
+        is_over.set()
+        closing.result()
+    assert not each[a]._log._thread.is_alive()
+    a.close()
 
 
 def test_a_router_that_has_forgotten_is_told_again() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from memlane._base.deadline import Deadline
 from memlane.tiers.key_log import KeyLog
 
 if TYPE_CHECKING:
@@ -125,13 +126,13 @@ class DiskInventory(Inventory):
         return self._changed.get(key, key in self._told)
 
     def submitted(self, keys: Sequence[bytes]) -> None:
-        self._follow()
+        self.follow()
         by_digest = dict(zip(self._disk.digests(keys), keys, strict=True))
         self._keys |= by_digest
         self._submitted |= by_digest
 
     def reported(self, keys: Sequence[bytes], ok: Sequence[bool], is_load: bool) -> None:
-        self._follow()
+        self.follow()
         if is_load:
             return
         for digest, key in zip(self._disk.digests(keys), keys, strict=True):
@@ -141,7 +142,7 @@ class DiskInventory(Inventory):
 
     def found(self, key: bytes, is_there: bool) -> None:
         if is_there and not self._is_there(key):
-            self._follow()
+            self.follow()
             self._find([key])
             self._log.append([key])
             self._logged += 1
@@ -151,17 +152,22 @@ class DiskInventory(Inventory):
         self._submitted.clear()  # nobody finds what is under way
 
     def again(self) -> None:
-        self._follow()
+        self.follow()
         super().again()
 
     def take(self) -> list[tuple[list[bytes], bool]]:
-        self._follow()
+        self.follow()
         return super().take()
+
+    def end(self) -> None:
+        """Notes nothing more; `close` waits for what was noted."""
+        self._log.end()
 
     def close(self, timeout: float) -> None:
         self._log.close(timeout)
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Takes in what has become of the tier's blocks. Raises `Closed`, `WrongProcess`."""
         stored: list[bytes] = []
         for digest, is_stored in self._disk.changes():
             if not digest:
@@ -200,8 +206,11 @@ class ArrayInventory(Inventory):
             self._each[disk].found(key, is_there)
 
     def close(self, timeout: float) -> None:
+        deadline = Deadline(timeout)
         for each in self._each.values():
-            each.close(timeout)
+            each.end()
+        for each in self._each.values():
+            each.close(deadline.left())
 
     def cleared(self) -> None:
         for each in self._each.values():
@@ -212,4 +221,6 @@ class ArrayInventory(Inventory):
             each.again()
 
     def take(self) -> list[tuple[list[bytes], bool]]:
-        return [taken for each in self._each.values() for taken in each.take()]
+        for each in self._each.values():  # this may raise, and nothing is taken then
+            each.follow()
+        return [taken for each in self._each.values() for taken in Inventory.take(each)]

@@ -51,9 +51,13 @@ class KeyLog:
         """Leaves these keys and no others."""
         self._write(keys, True)
 
+    def end(self) -> None:
+        """Ends the thread once all is written."""
+        self._work.put(None)
+
     def close(self, timeout: float) -> None:
         """Waits until all is written, but not for a disk that does not answer."""
-        self._work.put(None)
+        self.end()
         self._thread.join(timeout)
 
     def _write(self, keys: Iterable[bytes], is_new: bool) -> None:
