@@ -114,6 +114,8 @@ def configurations() -> None:
         StorageBackendFactory.create_backend(
             "dynamic", config(good, extra={"interface_v1": 0}), pool()
         )
+    with pytest.raises(InvalidArgument, match="a RedisTier has one url, not a list"):
+        StorageBackendFactory.create_backend("dynamic", config({**good, "url": ["u"]}), pool())
     disk = {"tier": "DiskTier", "path": "/nowhere", "capacity": "1MiB"}
     with pytest.raises(Unsupported, match="a DiskTier cannot share pages between ranks"):
         StorageBackendFactory.create_backend("dynamic", config(disk, is_mla_model=True), pool())

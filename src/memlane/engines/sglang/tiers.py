@@ -53,7 +53,8 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
                 classes, and the arguments of that.
 
         Raises:
-            InvalidArgument: `memlane` or `interface_v1` is missing, or there is no such tier.
+            InvalidArgument: `memlane` or `interface_v1` is missing, there is no such tier, or
+                there is a list of places for a tier that has one.
             Unsupported: the ranks do not each keep what they load.
         """
         extra = storage_config.extra_config
@@ -62,6 +63,9 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
         if self._kind not in _PLACES or _PLACES[self._kind] not in own:
             known = ", ".join(f"{kind} with {place}" for kind, place in _PLACES.items())
             raise InvalidArgument(f'"memlane" needs the key "tier" and a place: {known}')
+        place = _PLACES[self._kind]
+        if isinstance(own[place], list) and self._kind != "DiskTier":
+            raise InvalidArgument(f"a {self._kind} has one {place}, not a list")
         if not extra.get("interface_v1"):
             raise InvalidArgument('SGLang needs "interface_v1": 1 beside "class_name"')
         is_shared = storage_config.is_mla_model and storage_config.tp_size > 1
