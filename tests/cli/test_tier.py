@@ -48,11 +48,11 @@ def blocks(folder: Path) -> dict[str, int]:
 
 
 def purge(folder: Path, namespace: str) -> None:
-    command.run(folder, namespace, False, True)
+    command.run([folder], namespace, False, True)
 
 
 def clear(folder: Path) -> None:
-    command.run(folder, None, True, True)
+    command.run([folder], None, True, True)
 
 
 def locked(file: IO[bytes]) -> None:
@@ -94,8 +94,8 @@ def opened(folder: Path, rows: Any) -> Iterator[DiskTier]:
 
 def test_a_stopped_tier(folder: Path) -> None:
     seen = found("tier", str(folder))
-    assert (seen["path"], seen["removed"]) == (str(folder), 0)
-    (pair,) = seen["openers"]
+    ((path, (pair,)),) = [each.values() for each in seen["folders"]]
+    assert (path, seen["removed"]) == (str(folder), 0)
     (a, b) = sorted(pair.pop("namespaces"), key=lambda each: -each["blocks"])
     assert pair == {"opener": "0", "pid": None, "slots": 10, "slot_bytes": ROW}
     assert (a["namespace"], a["blocks"], a["bytes"]) == (name("a"), 3, 3 * ROW)
@@ -189,6 +189,24 @@ def test_a_tier_that_was_moved_is_asked_there(
     folder.rename(tmp_path / "other")
     purge(tmp_path / "other", "a")
     assert there(opened) == []
+
+
+def test_several_folders(folder: Path, rows: Any, tmp_path: Path) -> None:
+    """Of a `DiskArray`: a namespace need not be in each, and one that is gone stops no other."""
+    other = tmp_path / "other"
+    with tier_on(other, rows, capacity=10, namespace="a") as tier:
+        stored(tier, rows, 5)
+    shown = run("tier", str(folder), str(other)).stdout
+    assert shown.index(f"{folder}:\n") < shown.index("4 of 10 blocks") < shown.index(f"{other}:\n")
+    assert shown.index(f"{other}:\n") < shown.index("1 of 10 blocks")
+    done = run("tier", str(folder), str(tmp_path / "gone"), str(other), "--purge", "a", "--json")
+    assert done.returncode == 2
+    assert f"cannot list {tmp_path}/gone" in done.stderr
+    assert json.loads(done.stdout)["removed"] == 4
+    assert (blocks(folder), blocks(other)) == ({name("b"): 1}, {})
+    assert found("tier", str(folder), str(other), "--purge", "b")["removed"] == 1
+    done = run("tier", str(folder), str(other), "--purge", "b")
+    assert f"{folder}, {other} has no blocks of the namespace 'b'" in done.stderr
 
 
 def test_what_it_refuses(folder: Path, tmp_path: Path) -> None:

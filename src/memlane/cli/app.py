@@ -205,7 +205,10 @@ def _check_pid(pid: int) -> None:
 
 @app.command("tier")
 def show_tier(
-    path: Annotated[Path, typer.Argument(help="The folder of a disk tier.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="The folder of a disk tier, or of each disk."),
+    ],
     purge: Annotated[
         str | None,
         typer.Option(metavar="NAMESPACE", help="Remove its blocks; text, or an id that is shown."),
@@ -219,7 +222,7 @@ def show_tier(
     if clear and purge is not None:
         raise fail("give --purge or --clear")
     with _in_a_line():
-        tier.run(path, purge, clear, json)
+        tier.run(paths, purge, clear, json)
 
 
 @app.command("doctor")

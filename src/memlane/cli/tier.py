@@ -1,5 +1,5 @@
-"""`memlane tier`: what a disk tier's folder has, whether an engine has it open or not, and the
-removal of blocks: by the engine's tier if it is open, else here."""
+"""`memlane tier`: what the folders of disk tiers have, whether an engine has them open or not, and
+the removal of blocks: by the engine's tier if it is open, else here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,43 +57,68 @@ class Pair:
     namespaces: list[Stored]
 
 
-def run(path: Path, purged: str | None, clears: bool, as_json: bool) -> None:
+def run(paths: Sequence[Path], purged: str | None, clears: bool, as_json: bool) -> None:
     """Args:
+        paths: folders; what can be done with one is done, whatever another refuses.
         purged: a namespace, as text or by its id, whose blocks are removed.
         clears: all blocks are removed.
 
     Raises:
-        InvalidArgument: there is no disk tier, or it has nothing of that namespace.
-        TimedOut: the process that has the tier open does not answer.
-        MemlaneError: the files cannot be read or changed.
+        InvalidArgument: a folder is no disk tier's, or none has anything of that namespace.
+        TimedOut: the process that has a tier open does not answer.
+        MemlaneError: files cannot be read or changed.
     """
-    found = pairs_in(path)
+    failed: list[MemlaneError] = []
+    found = _found(paths, failed)
     removed = 0
     if purged is not None or clears:
         name_space = None if purged is None else _id_of(purged)
         which = None if name_space is None else name_space.hex()
-        having = [pair for pair in found if clears or _count(pair, which)]
-        if not having:
-            raise InvalidArgument(f"{path} has no blocks of the namespace {purged!r}")
-        failed: list[MemlaneError] = []
-        for pair in having:
+        each = [(path, pair) for path, pairs in found.items() for pair in pairs]
+        having = [(path, pair) for path, pair in each if clears or _count(pair, which)]
+        if not having and not failed:
+            where = ", ".join(map(str, found))
+            raise InvalidArgument(f"{where} has no blocks of the namespace {purged!r}")
+        for path, pair in having:
             try:
                 removed += _count(pair, which) if _remove(path, pair.opener, name_space) else 0
-            except MemlaneError as error:  # the others are done all the same
+            except MemlaneError as error:
                 failed.append(error)
-        if failed:
-            raise failed[0]
-        found = pairs_in(path)
+        found = _found([*found], failed)
+    if found:
+        _show(found, None if purged is None and not clears else removed, as_json)
+    if failed:
+        raise failed[0]
+
+
+def _found(paths: Sequence[Path], failed: list[MemlaneError]) -> dict[Path, list[Pair]]:
+    """Returns what each folder has, and adds the errors of those that have nothing."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = pairs_in(path)
+        except MemlaneError as error:
+            failed.append(error)
+    return found
+
+
+def _show(found: dict[Path, list[Pair]], removed: int | None, as_json: bool) -> None:
     if as_json:
-        openers = [asdict(pair) for pair in found]
-        writing.print_json({"path": os.fspath(path), "removed": removed, "openers": openers})
+        folders = [
+            {"path": os.fspath(path), "openers": [asdict(pair) for pair in pairs]}
+            for path, pairs in found.items()
+        ]
+        writing.print_json({"removed": removed or 0, "folders": folders})
         return
     console = writing.console()
-    rows = [_row(pair, of) for pair in found for of in pair.namespaces]
-    if rows:
-        console.print(writing.table(_COLUMNS, rows, console.width))
-    writing.print_lines(console, map(_line, found))
-    if purged is not None or clears:
+    for path, pairs in found.items():
+        if len(found) > 1:
+            writing.print_lines(console, [f"{path}:"])
+        rows = [_row(pair, of) for pair in pairs for of in pair.namespaces]
+        if rows:
+            console.print(writing.table(_COLUMNS, rows, console.width))
+        writing.print_lines(console, map(_line, pairs))
+    if removed is not None:
         console.print(f"removed {removed}")
 
 
