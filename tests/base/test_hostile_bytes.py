@@ -1,4 +1,4 @@
-"""Each fault that fuzzing has found, on its own (tests/fuzz, docs/reliability-fuzzing.md).
+"""Each fault that fuzzing has found, on its own (tests/fuzz, docs/reliability.md).
 
 Hostile bytes of a peer raise an error of memlane's; they cause no crash and no endless wait.
 

@@ -1,16 +1,13 @@
 """The programs shown in the README and in the manual's first pages."""
 
-import re
 from pathlib import Path
 
+from tests.docs.manual import programs
+
 ROOT = Path(__file__).parents[2]
-START = ROOT.glob("docs/start/*.md")
-_SHOWN = {
-    path: re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
-    for path in ("README.md", *sorted(str(page.relative_to(ROOT)) for page in START))
-}
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/start/*.md"))]
 EXAMPLES = {
-    f"{path}-{number}": text
-    for path, texts in _SHOWN.items()
-    for number, text in enumerate(texts, start=1)
+    program.name: program.text
+    for program in programs(*PAGES)
+    if not program.refusal and not program.needs
 }
