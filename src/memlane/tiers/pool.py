@@ -125,7 +125,7 @@ class BlockPool:
     It has no memory of its own: blocks are numbers, for the rows of a region or of any other
     buffer. It belongs to one process; its threads take turns. A key is 1 to 255 bytes, a digest as
     a rule. A call with n keys costs one call into native code, and for each key some 50 ns if they
-    were stored in that order, 300 ns if at random.
+    were stored in that order, 300 ns if at random::
 
         with pool.pin(keys) as pin:          # what is there stays while it is read
             read(pin.ids)
