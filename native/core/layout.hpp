@@ -33,7 +33,7 @@ inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kSectionAlignment = 128;
 inline constexpr std::size_t kMaxSections = 24;
 
-enum class System : std::uint32_t { broadcast = 1, store = 2, tier = 3 };
+enum class System : std::uint32_t { broadcast = 1, store = 2, tier = 3, peers = 4 };
 enum class Section : std::uint32_t {
     participants = 1,
     ring_waits = 2,
@@ -44,6 +44,7 @@ enum class Section : std::uint32_t {
     extent_leases = 7,
     tier_facts = 8,
     delivery_times = 9,
+    peer_facts = 10,
 };
 
 struct SectionEntry {

@@ -265,6 +265,24 @@ class RingSegment(HeldSegment):
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
+class PeerTable(HeldSegment):
+    """
+    What a network end shows observers: its peers, in a segment without a name.
+    """
+
+    def __init__(
+        self,
+        geometry: RingGeometry,
+        queue: bytes,
+        name: str,
+        is_writer: bool,
+        has_late_readers: bool,
+    ) -> None: ...
+    def write(self, row: int, slot: bytes, facts: bytes) -> None:
+        """Shows one participant, packed as in its segment."""
+
+    def close(self) -> None: ...
+
 class Watch:
     """A descriptor for select and epoll, of an end that a thread watches."""
 

@@ -267,3 +267,44 @@ def thread(*frames: str, is_main: bool = True) -> Thread:
 
 def stack(*frames: str) -> Stack:
     return Stack((thread(*frames),))
+
+
+# Other hosts --------------------------------------------------------------------------------------
+
+
+def afar(one: Participant, state: str = "running", host: str = "10.0.0.2:5000") -> Participant:
+    """The same participant on another host."""
+    return replace(one, state=state, address=host, start_ticks=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("activity", ["waiting", "elsewhere"])
+def test_a_reader_on_another_host_whose_window_is_full_is_named(activity: str) -> None:
+    """Also if the writer gives up and tries again; the reader here has room."""
+    here, there = who(FIRST, rank=0, sent=5), afar(who(SECOND, rank=1, behind=5, ago=30))
+    (wait,) = found(queue("steps", who(ENGINE, activity, ago=30), here, there, unread=(1,)))
+    assert (wait.reason, wait.awaited) == ("the window of a remote reader is full", (there,))
+    assert (wait.is_decided, wait.seconds) == (True, pytest.approx(30))
+
+
+def test_a_lost_writer_on_another_host_is_named_and_an_idle_one_is_not() -> None:
+    reader = who(ENGINE, "waiting", rank=0, ago=30)
+    assert found(queue("answers", afar(who(FIRST)), reader)) == []
+    waits = found(queue("answers", afar(who(FIRST), "lost"), reader))
+    assert named(waits) == [(ENGINE, [FIRST], True)]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_worker_on_another_host_owes_an_answer_if_it_has_not_come_back(behind: int) -> None:
+    """It confirms a step when it waits for the next one."""
+    steps = queue("steps", who(ENGINE, sent=5, ago=30), afar(who(FIRST, rank=0, behind=behind)))
+    writer = afar(who(FIRST, sent=4, ago=31), host="tcp://10.0.0.2:6000")
+    answers = queue("answers", writer, who(ENGINE, "waiting", rank=0, ago=31, since=30))
+    assert named(found(steps, answers)) == [(ENGINE, [FIRST], True)] * behind
+
+
+def test_a_process_of_another_host_is_not_the_one_here_with_its_number() -> None:
+    """Else both would wait for each other."""
+    there = afar(who(ENGINE, rank=0, behind=5, ago=30))
+    mine = queue("mine", who(FIRST, "waiting", ago=30), there, unread=(0,))
+    own = queue("own", who(ENGINE, "waiting", ago=30), who(FIRST, rank=0), unread=(0,))
+    assert not any(wait.is_deadlock for wait in found(mine, own))

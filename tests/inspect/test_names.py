@@ -76,9 +76,21 @@ def test_either_end_names_a_queue_that_has_none() -> None:
         with pytest.raises(InvalidArgument):
             writer.name = "two words"
         assert reader.name == "replies"
-    remote = MessageQueue(0, 0, name="nobody")
-    assert remote.name == ""
-    remote.close()
+
+
+@pytest.mark.parametrize("local", [0, 1])
+def test_a_queue_has_its_name_on_other_hosts(local: int) -> None:
+    ranks = list(range(local))
+    writer = MessageQueue(
+        1 + local, local, local_reader_ranks=ranks, connect_ip="127.0.0.1", name="steps"
+    )
+    with writer, MessageQueue.create_from_handle(writer.export_handle(), local) as reader:
+        assert (writer.name, reader.name) == ("steps", "steps")
+        with pytest.raises(TimedOut, match=r"queue steps: timed out after .* waiting for the w"):
+            reader.dequeue(timeout=0.1)
+        until(lambda: [each.label for each in looked()] == ["steps"] * 2, "both ends are shown")
+        writer.name = "late"
+        assert writer.export_handle().name == "late"
 
 
 def test_what_a_peer_writes_there_is_shown_up_to_what_no_name_has() -> None:

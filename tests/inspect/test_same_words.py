@@ -34,6 +34,7 @@ from tests.support.queues import fill, name_in, segments, start_reader, start_wr
 
 AFTER = "0.2"
 SIZES: dict[str, Any] = {"max_chunk_bytes": 1 << 16, "max_chunks": 2}
+OF_HOSTS = "hosts"  # the name of a queue that goes over the network
 CGROUPS = [
     Path(root, f"memlane-test-{os.getpid()}")
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
@@ -93,6 +94,23 @@ def write(link: Link, n_readers: int) -> None:
     link.tell(queue.export_handle())
     while not isinstance(word := link.hear(), Cue):
         queue.enqueue(word)
+    fill(queue)
+    complain(link, lambda timeout: queue.enqueue("one more", timeout=timeout))
+
+
+def write_to_hosts(link: Link, n_local: int) -> None:
+    """Role: a writer whose reader on another host does not read."""
+    queue = MessageQueue(
+        1 + n_local,
+        n_local,
+        local_reader_ranks=list(range(n_local)),
+        connect_ip="127.0.0.1",
+        remote_window=2,
+        name=OF_HOSTS,
+        **SIZES | {"max_chunks": 8},
+    )
+    link.tell(queue.export_handle())
+    link.hear()
     fill(queue)
     complain(link, lambda timeout: queue.enqueue("one more", timeout=timeout))
 
@@ -165,7 +183,7 @@ def started(role: Callable[..., Any], handle: Handle, rank: int) -> Peer:
 
 @dataclass
 class Scene:
-    """The process that waits, set up as far as its cue, and the name of its segment; and whether it
+    """The process that waits, set up as far as its cue, and how its segment is called; whether it
     logs the wait, which a reader of a writer that looks idle does not do."""
 
     waiter: Peer
@@ -305,6 +323,22 @@ def stopped_writer() -> Scene:
     return Scene(waiter, name_in(source.greeting))
 
 
+def on_another_host() -> Scene:
+    """The readers here have room."""
+    waiter = start(write_to_hosts, 1)
+    handle = waiter.hear()
+    started(sleep, handle, 0).until_asleep()
+    started(sleep, handle, 1).until_asleep()
+    return Scene(waiter, OF_HOSTS)
+
+
+def only_on_another_host() -> Scene:
+    """So there is no ring."""
+    waiter = start(write_to_hosts, 0)
+    started(sleep, waiter.hear(), 0).until_asleep()
+    return Scene(waiter, OF_HOSTS)
+
+
 def owes_an_answer() -> Scene:
     """Its writer looks idle; the request says that it is not."""
     worker = start(answer_nothing)
@@ -317,7 +351,7 @@ def owes_an_answer() -> Scene:
 SCENES: list[Callable[[], Scene]] = [
     *(stopped, stopped_and_absent, absent_and_stopped, asleep, in_a_block, views),
     *(silent_for_longest, of_all_kinds, more_than_are_named, in_another_pid_namespace),
-    *(traced, frozen, stopped_writer, owes_an_answer),
+    *(traced, frozen, stopped_writer, on_another_host, only_on_another_host, owes_an_answer),
 ]
 
 
@@ -346,7 +380,7 @@ def stuck_says(segment: str) -> tuple[list[str], str]:
 
 def page_says(served: Exporter, segment: str) -> list[str]:
     for wait in served.json()["stuck"]:
-        if wait["segment"] == segment:
+        if f" of {segment[:18]} " in wait["sentence"]:
             return sentences(wait["sentence"].partition("; waiting for ")[2])
     return []
 

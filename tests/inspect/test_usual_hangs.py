@@ -252,6 +252,71 @@ def test_a_thread_that_hangs_is_shown() -> None:
     until(lambda: at_rest() == [(True, False), (False, True), (False, True)], "their stacks")
 
 
+# Engines on several hosts ----------------------------------------------------------------------
+
+
+def answer_from_afar(link: Link, steps: Handle, hangs: bool) -> None:
+    """Role: a worker on another host, which answers the first step, and perhaps never takes the
+    third."""
+    todo = MessageQueue.create_from_handle(steps, 0)
+    done = MessageQueue(1, 0, connect_ip="127.0.0.1")
+    link.tell(done.export_handle())
+    done.wait_until_ready(PATIENCE)
+    done.enqueue(todo.dequeue())
+    if hangs:
+        todo.dequeue()
+        link.tell("taken")
+        hang()
+    todo.dequeue()
+
+
+def ask_afar(link: Link, steps: int) -> None:
+    """Role: sends steps to a worker on another host, and waits for one answer more than it gets."""
+    todo = MessageQueue(1, 0, connect_ip="127.0.0.1")
+    link.tell(todo.export_handle())
+    done = MessageQueue.create_from_handle(link.hear(), 0)
+    todo.wait_until_ready(PATIENCE)
+    for step in range(steps):
+        todo.enqueue(step)
+        if not step:
+            done.dequeue(PATIENCE)
+    done.dequeue()
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_worker_on_another_host_that_does_not_answer_is_named(hangs: bool) -> None:
+    """One that waits for the next step is idle."""
+    asker = start(ask_afar, 1 + hangs)
+    worker = start(answer_from_afar, asker.hear(), hangs)
+    asker.tell(worker.hear())
+    if hangs:
+        assert worker.hear() == "taken"
+    until_waiting(1)
+    text = until_code(int(hangs), "--no-stacks")
+    if not hangs:
+        worker.until_asleep()
+        return
+    assert f"reader 0 (pid {asker.pid} " in text.splitlines()[0]
+    assert re.search(rf"waits for the writer \(pid {worker.pid} at \S+:\d+, connected, last ", text)
+    assert f"Process {worker.pid} is at " in text
+
+
+def test_a_start_of_which_a_reader_on_another_host_is_missing_is_no_stall() -> None:
+    """The command says who is missing, and that nobody is stuck."""
+    queue = start(wait_for_hosts)
+    queue.hear()
+    until_waiting(1)
+    text = until_code(0, shows="starting: ")
+    assert f"starting: writer (pid {queue.pid} " in text
+    assert "waiting for reader 0 (never attached)" in text
+
+
+def wait_for_hosts(link: Link) -> None:
+    queue = MessageQueue(1, 0, connect_ip="127.0.0.1")
+    link.tell("created")
+    queue.wait_until_ready()
+
+
 # Engines without queues ---------------------------------------------------------------------------
 
 LOCKED = """import threading

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/broadcast/frame_batch.hpp"
+#include "bindings/broadcast/peer_table.hpp"
 #include "bindings/broadcast/ring_gather.hpp"
 #include "bindings/broadcast/ring_reader.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
@@ -84,6 +85,12 @@ void bind_broadcast(nb::module_& m) {
         .def("view", &RingSegment::view, "offset"_a, "bytes"_a, nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
+
+    nb::class_<PeerTable, HeldSegment>(m, "PeerTable", "What a network end shows observers: its peers, in a segment without a name.")
+        .def(nb::init<const RingGeometry&, const nb::bytes&, const std::string&, bool, bool>(), "geometry"_a, "queue"_a,
+             "name"_a, "is_writer"_a, "has_late_readers"_a)
+        .def("write", &PeerTable::write, "row"_a, "slot"_a, "facts"_a, "Shows one participant, packed as in its segment.")
+        .def("close", &PeerTable::close);
 
     nb::class_<core::Watch>(m, "Watch", "A descriptor for select and epoll, of an end that a thread watches.")
         .def("fileno", &core::Watch::fd)

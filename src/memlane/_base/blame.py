@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from memlane._base.naming import names_of
 
@@ -23,10 +23,12 @@ Activity = Literal[
 """The activity of a participant in memlane, as its slot says."""
 
 CANNOT_RUN = ("stopped", "traced", "frozen")
+REMOTE_WINDOW: Final = "the window of a remote reader is full"
 VLLM_WORDS = " [No available shared memory broadcast block]"  # users of vLLM search for them
 
 _WORDS: dict[State, str] = {
     "absent": "never attached",
+    "lost": "without a connection",
     "traced": "stopped by a tracer",
     "frozen": "frozen by its cgroup",
     "unknown": "alive but not visible from here",
@@ -118,7 +120,11 @@ def doing(who: Facts) -> str:
 
 
 def _state(who: Facts) -> str:
-    return "itself waiting for others" if who.waits else _WORDS.get(who.state, who.state)
+    if who.waits:
+        return "itself waiting for others"
+    if who.address and who.state == "running":  # only its own host knows that
+        return who.doing or who.state
+    return _WORDS.get(who.state, who.state)
 
 
 def _moving(who: Facts) -> list[str]:
@@ -166,10 +172,14 @@ def advice(awaited: Iterable[Facts]) -> str:
             return f"Process {who.pid} is held by a tracer, which must detach from it or end."
         case "frozen":
             return f"Process {who.pid} is frozen: thaw its cgroup (`docker unpause`)."
+        case "lost":
+            return f"Is the host of {who.address} up, and the network to it?"
         case "absent":
             return "Was its process started, and did it call create_from_handle with this rank?"
         case "unknown":
             return f"Process {who.pid} is in another container: look at it from there."
+    if who.address:
+        return f"Process {who.pid} is at {who.address}: run `memlane stuck` on that host."
     if who.waits:
         return f"Process {who.pid} waits itself: its own line names the cause."
     if who.activity == "in_block":

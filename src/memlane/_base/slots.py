@@ -18,6 +18,7 @@ Presence = Literal["absent", "attached", "dead", "closed", "unknown"]
 """What slot and lock say together: `dead` is attached without its lock."""
 
 SLOT = struct.Struct("<IIQQQQ4xIQQQqIIQQQqq")
+PEER = struct.Struct("<III4x64s96s80s")
 VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
 _ACTIVITIES: dict[int, Activity] = {
     0: "elsewhere",
@@ -81,6 +82,35 @@ class Slot(NamedTuple):
         if not self.first_plus_1:
             return 0 if has_late_readers else max(0, self.position - self.skipped)
         return max(0, self.position - (self.first_plus_1 - 1) - self.skipped)
+
+
+NO_SLOT = Slot(*(0,) * 18)
+
+
+class PeerFacts(NamedTuple):
+    """What a slot has no room for, of a participant that an end with a network shows. Texts are
+    UTF-8, and end at the first zero."""
+
+    is_remote: int
+    is_in_the_way: int
+    condition: int  # 1: its connection is lost; 2: it is dead
+    address: bytes
+    doing: bytes
+    more: bytes
+
+    def pack(self) -> bytes:
+        """Its bytes in a segment; longer texts are cut."""
+        return PEER.pack(*self)
+
+
+def text_in(field: bytes) -> str:
+    """The text in a field, which may hold anything."""
+    return field.partition(b"\0")[0].decode(errors="replace")
+
+
+def packed(slot: Slot) -> bytes:
+    """Its bytes in a segment."""
+    return SLOT.pack(*slot)
 
 
 def slots_in(data: bytes) -> list[Slot]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text
+from memlane._base.labels import checked_label
 from memlane._base.serialization import codec_of
 from memlane.broadcast.options import NetworkAddress, endpoint_of
 from memlane.broadcast.ring import ring_geometry
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
-# 7 frames of several messages, 8 has local_openings.
-FORMAT_VERSION = 8
+# 7 frames of several messages, 8 has local_openings, 9 has name.
+FORMAT_VERSION = 9
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -128,6 +129,7 @@ class Handle:
         relay_of: (pid, address) of the writer, in the handle of a relay's ring; else None.
         local_openings: how often `readmit` has opened each local reader's place again; a reader
             attaches with the present number only. Empty: none was.
+        name: what people call the queue, or empty.
 
     The keys are left out of the repr.
     """
@@ -147,6 +149,7 @@ class Handle:
     writer_file: tuple[int, int] | None = None
     relay_of: tuple[int, str] | None = None
     local_openings: tuple[int, ...] = ()
+    name: str = ""
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
@@ -195,6 +198,7 @@ class Handle:
                 self.remote_liveness,
                 self.remote_server_key,
                 self.remote_reader_keys,
+                checked_label(self.name or None),
             )
         return QueueAddress(ranks, ring, network)
 

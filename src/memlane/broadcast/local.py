@@ -57,7 +57,10 @@ Native = TypeVar("Native", RingWriter, RingReader)
 
 
 class End(Protocol):
-    """Common to all ends. Without a ring, `segment` is None and `position` is 0."""
+    """Common to all ends. Without a ring, `segment` is None and `position` is 0; `label` is what
+    people call the queue."""
+
+    label: str
 
     @property
     def segment(self) -> RingSegment | None: ...
@@ -157,6 +160,15 @@ class LocalEnd(Generic[Native]):
 
     def abandon(self) -> None:
         self.native.abandon()
+
+    @property
+    def label(self) -> str:
+        """What people call the queue, as its ring says."""
+        return self.segment.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        self.segment.label = label
 
     @property
     def position(self) -> int:
@@ -403,6 +415,7 @@ class LonelyWriter:
 
     segment = socket = None
     position = 0
+    label = ""
 
     def __init__(self, max_chunk_bytes: int) -> None:
         self.sending: Sending = SendsNothing()

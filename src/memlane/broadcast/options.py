@@ -70,6 +70,7 @@ class NetworkAddress:
         liveness: seconds after which an unreachable peer counts as dead.
         server_key: the writer's public key; empty if the network is plaintext.
         secrets: of all places, or of one.
+        label: what people call the queue.
     """
 
     endpoint: Endpoint
@@ -80,6 +81,7 @@ class NetworkAddress:
     liveness: float
     server_key: str = field(repr=False)
     secrets: list[str] = field(repr=False)
+    label: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.server_key, str):

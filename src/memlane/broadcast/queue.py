@@ -357,16 +357,13 @@ class MessageQueue(AnyQueue[M]):
 
     @property
     def name(self) -> str:
-        """What people call the queue. Either end may set it; kept in the ring, so it is empty in a
-        process without one: a remote reader, or a writer whose readers are all remote."""
-        ring = self._end.segment
-        return "" if ring is None else ring.label
+        """What people call the queue. Either end may set it; kept in the ring, and in the handles
+        that are exported from then on, which tell readers on other hosts."""
+        return self._end.label
 
     @name.setter
     def name(self, name: str) -> None:
-        label = checked_label(name)
-        if (ring := self._end.segment) is not None:
-            ring.label = label
+        self._end.label = self.handle.name = checked_label(name)
 
     @property
     def buffer(self) -> ShmRingBuffer | None:

@@ -77,7 +77,7 @@ class Source:
         names: dict[int, str] = {}
         for segment in look.segments:
             for who in segment.participants:
-                if who.pid is not None:
+                if who.pid is not None and not who.is_remote:
                     names[who.pid] = names.get(who.pid) or title_of(who)
         return {
             "at": time.time() - (time.monotonic() - look.at),

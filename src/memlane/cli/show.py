@@ -57,8 +57,8 @@ def asked_for(seen: list[Segment], what: str) -> list[Segment]:
 
 
 def _pids(segment: Segment) -> set[str]:
-    everybody = *segment.pids, *segment.keepers, *(who.pid for who in segment.participants)
-    return {str(pid) for pid in everybody}
+    here = (who.pid for who in segment.participants if not who.is_remote)
+    return {str(pid) for pid in (*segment.pids, *segment.keepers, *here)}
 
 
 def _positions(seen: list[Segment]) -> dict[Key, int]:
@@ -100,7 +100,7 @@ def row(who: Participant, rate: float | None, now: float) -> list[str]:
     doing = who.activity if who.state == "running" and who.activity != "elsewhere" else who.state
     return [
         who.role if who.rank is None else f"{who.role} {who.rank}",
-        f"{who.pid} {title_of(who)}".rstrip() if is_here else "",
+        f"{who.pid} {who.address or title_of(who)}".rstrip() if is_here else "",
         doing,
         _ago(who.activity_since, now),
         str(who.position) if is_here and who.role != "holder" else "",

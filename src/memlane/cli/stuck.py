@@ -139,6 +139,7 @@ class Look:
             "role": who.role,
             "rank": who.rank,
             "pid": who.pid,
+            "address": who.address,
             "name": title_of(who),
             "state": who.state,
             "activity": who.activity,
@@ -147,12 +148,15 @@ class Look:
             "last_progress": None if who.last_progress is None else self.now - who.last_progress,
             "views": who.views,
         }
-        seen = None if who.pid is None else self.stacks.get(who.pid)
+        seen = self._stack(who)
         if isinstance(seen, Stack):
             made["stack"] = _threads_json(seen)
         elif seen is not None:
             made["no_stack"] = seen.reason
         return made
+
+    def _stack(self, who: Participant) -> Stack | NoStack | None:
+        return None if who.pid is None or who.is_remote else self.stacks.get(who.pid)
 
     def _lines(self, wait: Wait) -> list[str]:
         """The wait, those that are waited for with their stacks, and the advice."""
@@ -167,7 +171,7 @@ class Look:
             made.append(_ONE_OF)
         for awaited, facts in zip(wait.awaited, wait.facts, strict=True):
             made.append(f"  waits for {sentence(facts)}")
-            seen = None if awaited.pid is None else self.stacks.get(awaited.pid)
+            seen = self._stack(awaited)
             if isinstance(seen, NoStack):
                 made.append(f"    no stack: {seen.reason}")
             elif seen is not None:
@@ -191,9 +195,10 @@ def _concerns(asked_for: set[int] | None, pids: Iterable[int | None]) -> bool:
 
 
 def _pids(wait: Wait) -> Iterator[int | None]:
-    yield wait.waiter.pid
-    for who in wait.awaited:
-        yield who.pid
+    """Those of this host."""
+    for who in (wait.waiter, *wait.awaited):
+        if not who.is_remote:
+            yield who.pid
 
 
 def _foreign_pids(wait: ForeignWait) -> Iterator[int | None]:

@@ -130,7 +130,11 @@ def watch(pid: int, stack: ExitStack) -> list[Watched]:
         if file is None or segment is None or segment.kind not in ("queue", "store"):
             continue
         header = known.header_of(file)
-        if header is None or pid not in [who.pid for who in segment.participants]:
+        if (
+            header is None
+            or header.kind == "peers"
+            or pid not in [who.pid for who in segment.participants]
+        ):
             continue
         tracks = []
         called = title(segment.name, segment.label)

@@ -154,7 +154,9 @@ def process(pid: int) -> str:
 def holders(segment: Segment) -> str:
     """The writer's process, else the first that holds it, and how many more."""
     pids = list(segment.pids)
-    first = next((who.pid for who in segment.participants[:1] if who.pid in pids), None)
+    first = next(
+        (who.pid for who in segment.participants[:1] if who.pid in pids and not who.is_remote), None
+    )
     if first is None:
         first = pids[0] if pids else None
     if first is None:

@@ -17,12 +17,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from memlane._base.blame import Facts, advice, suspicion
+from memlane._base.blame import REMOTE_WINDOW, Facts, advice, suspicion
 from memlane.inspect.segment import Participant, Segment
 from memlane.inspect.stacks import NoStack, Stack
 
 Reason = Literal[
-    "no free chunk", "no space for a large message", "no new message", "not all attached"
+    "no free chunk",
+    "no space for a large message",
+    "the window of a remote reader is full",
+    "no new message",
+    "not all attached",
 ]
 _BEGUN = ("in_block", "copying")  # a writer has begun a message
 _ALIVE = ("running", "stopped", "unknown")
@@ -81,9 +85,29 @@ class Process(NamedTuple):
     start_ticks: int
 
 
+class Remote(NamedTuple):
+    """What tells a process on another host from others there, as far as its peers know."""
+
+    pid: int
+    host: str
+
+
+def party_of(who: Participant) -> Process | Remote | None:
+    """The slot's process, wherever it lives; None if nobody does."""
+    if not who.is_remote or who.pid is None:
+        return process_of(who)
+    host = (who.address or "").removeprefix("tcp://").rpartition(":")[0]
+    return Remote(who.pid, host) if who.state == "running" and host else None
+
+
 def process_of(who: Participant) -> Process | None:
     """The slot's process, if it lives and is of this pid namespace."""
-    if who.state not in ("running", "stopped") or who.pid is None or who.start_ticks is None:
+    if (
+        who.is_remote
+        or who.state not in ("running", "stopped")
+        or who.pid is None
+        or who.start_ticks is None
+    ):
         return None
     return Process(who.pid, who.start_ticks)
 
@@ -155,7 +179,10 @@ def _writers(queue: Segment, now: float) -> list[_Found]:
         # Callers with timeouts begin anew: what counts is since when nothing has moved.
         moved = [who.last_progress for who in (writer, *blocking) if who.last_progress is not None]
         waits = max(waits, now - max(moved, default=now))
-        found.append(_Found(queue, writer, waits, "no free chunk", blocking))
+        if remote := [who for who in blocking if who.is_remote]:  # these come before the ring
+            found.append(_Found(queue, writer, waits, REMOTE_WINDOW, remote))
+        else:
+            found.append(_Found(queue, writer, waits, "no free chunk", blocking))
     elif writer.activity == "waiting":
         holding = [reader for reader in readers if reader.behind or reader.views]
         if holding:
@@ -218,17 +245,20 @@ class _Crowd:
         wait for the next one: it may be one of them for which it waits.
         """
         writer = answers.participants[0]
-        asker, answerer = process_of(reader), process_of(writer)
+        asker, answerer = process_of(reader), party_of(writer)
         if asker is None or answerer is None or asker == answerer:
             return None
         for work in self._written.get(asker, ()):
-            mine = next((w for w in work.participants[1:] if process_of(w) == answerer), None)
+            mine = next((w for w in work.participants[1:] if party_of(w) == answerer), None)
             if mine is None or work is answers or work.mode != "all":
                 continue
             is_known = answers.answers_to is not None
             if is_known and answers.answers_to != work.id:
                 continue
-            if not is_known and not _asks_first(work, asker, writer, answerer):
+            if isinstance(answerer, Process):
+                if not is_known and not _asks_first(work, asker, writer, answerer):
+                    continue
+            elif not mine.behind:  # one on another host confirms a message once it waits again
                 continue
             if self._is_idle(mine) and not _took_later(mine, writer):
                 continue
@@ -240,7 +270,8 @@ class _Crowd:
                 and who.state not in ("absent", "closed")
                 and not self._is_idle(who)
             ]
-            is_decided = is_known and (not others or writer.state == "stopped")
+            is_certain = is_known or isinstance(answerer, Remote)
+            is_decided = is_certain and (not others or writer.state == "stopped")
             return [writer, *others], -float("inf") if since is None else since, is_decided
         return None
 
@@ -306,7 +337,7 @@ def _worded(
         each.seconds,
         each.reason,
         tuple(other for other, _ in seen),
-        each.segment.absent_elsewhere if each.reason == "not all attached" else 0,
+        _absent_elsewhere(each),
         advice(facts),
         facts,
         each.is_decided or is_deadlock or cannot_run,
@@ -316,6 +347,13 @@ def _worded(
     if wait.is_deadlock:
         return replace(wait, advice=_deadlock(wait))
     return wait if wait.is_decided else replace(wait, advice=UNDECIDED)
+
+
+def _absent_elsewhere(each: _Found) -> int:
+    """The awaited readers on other hosts, unless they are named."""
+    if each.reason != "not all attached" or any(who.is_remote for who in each.awaited):
+        return 0
+    return each.segment.absent_elsewhere
 
 
 def _deadlock(wait: Wait) -> str:

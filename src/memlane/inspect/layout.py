@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memlane._base.labels import label_in
-from memlane._base.slots import SLOT, Slot, slots_in
+from memlane._base.slots import PEER, SLOT, PeerFacts, Slot, slots_in
 from memlane._base.tier_counters import TIER_COUNTERS
 
 PAGE = 4096
@@ -36,13 +36,14 @@ _SECTIONS_AT = 256
 _MAX_SECTIONS = 24
 _BLOCK = 1 << 20
 
-PARTICIPANTS, STORE_FACTS, OBJECT_TABLE, TIER_FACTS, DELIVERY_TIMES = 1, 5, 6, 8, 9
-_SYSTEMS = {1: "queue", 2: "store", 3: "tier"}
+PARTICIPANTS, STORE_FACTS, OBJECT_TABLE, TIER_FACTS, DELIVERY_TIMES, PEER_FACTS = 1, 5, 6, 8, 9, 10
+_SYSTEMS = {1: "queue", 2: "store", 3: "tier", 4: "peers"}
 _NEEDS: dict[str, set[int]] = {
     "queue": {PARTICIPANTS},
     "ring": set(),
     "store": {PARTICIPANTS, STORE_FACTS, OBJECT_TABLE},
     "tier": {TIER_FACTS, DELIVERY_TIMES},
+    "peers": {PARTICIPANTS, PEER_FACTS},
 }
 
 _GLANCE = struct.Struct("<I4xQ16xQ24xQ8xII40x")
@@ -156,6 +157,8 @@ def _parsed(file: int, offset: int) -> Header | None:
     if kind == "queue":
         is_whole = is_whole and participants == 1 + first > 1
         is_whole = is_whole and 0 < (second + 1 + first) * third <= offset
+    elif kind == "peers":
+        is_whole = is_whole and participants == 1 + first > 1 and fourth <= 1
     if not is_whole or max(geometry) >= 1 << 62:
         raise Unreadable("a damaged section directory")
     (features,) = _FEATURES.unpack_from(data, _FEATURES_AT)
@@ -185,6 +188,11 @@ def slots_of(file: int, header: Header) -> list[Slot]:
     if PARTICIPANTS not in header.sections:
         return []
     return slots_in(_whole(file, header, PARTICIPANTS, SLOT))
+
+
+def peers_of(file: int, header: Header) -> list[PeerFacts]:
+    """What a table of peers says of each participant beside its slot. Raises as `slots_of`."""
+    return [PeerFacts(*row) for row in PEER.iter_unpack(_whole(file, header, PEER_FACTS, PEER))]
 
 
 def behind(header: Header, published: int, position: int) -> int:

@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from memlane.inspect.segment import Found, Known, Segment, files, look, named_files, opened
+from memlane.inspect.segment import Found, Known, Segment, files, joined, look, named_files, opened
 from memlane.inspect.waits import Wait, seen_waits
 
 _SEARCH_PAUSE = 1.0  # seconds between two searches at least
@@ -88,4 +88,4 @@ class Looks:
                 segment = look(file, each, self._known)
                 if segment is not None:
                     seen.append(segment)
-        return seen
+        return joined(seen)

@@ -8,13 +8,13 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from memlane._base import processes
 from memlane._base.blame import Activity
 from memlane._base.processes import Holder
-from memlane._base.slots import Presence, Slot, State, own_pid_namespace, state_of
+from memlane._base.slots import Presence, Slot, State, own_pid_namespace, state_of, text_in
 from memlane._base.tier_counters import TIER_TIMES
 from memlane.errors import system_fault
 from memlane.inspect import layout, locks
@@ -56,7 +56,8 @@ class Participant:
         pid: None while absent.
         started: when its process was started, in seconds since 1970, or None.
         state: `dead` if nobody holds its lock; `closed` also after `release_reader`; `unknown` if
-            it lives where /proc does not show it (another pid namespace).
+            it lives where /proc does not show it (another pid namespace); `lost` if it is on
+            another host, and its connection is gone.
         position: messages published or taken.
         behind: published messages that it has yet to take, of the latest at most 1; of a writer 0.
         last_progress: time of its last message, or of attaching or closing; None if unknown.
@@ -77,13 +78,16 @@ class Participant:
         skipped: of a reader of the latest message: those that it did not get.
         deliveries: of a queue's reader, else None.
         start_ticks: as `started`, in clock ticks since boot, which /proc shows of its process.
+        address: of one on another host: where it is, empty before it attaches; None: it is here.
+            What is said of it is then what its peer here knows.
+        doing: of one on another host: words for its state.
     """
 
     role: Literal["writer", "reader", "holder"]
     rank: int | None
     pid: int | None
     started: float | None
-    state: State
+    state: State | Literal["lost"]
     position: int = 0
     behind: int = 0
     last_progress: float | None = None
@@ -100,6 +104,13 @@ class Participant:
     skipped: int = 0
     deliveries: Deliveries | None = None
     start_ticks: int | None = None
+    address: str | None = None
+    doing: tuple[str, ...] = ()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is on another host; its pid is of that one."""
+        return self.address is not None
 
 
 @dataclass(frozen=True)
@@ -242,7 +253,7 @@ def segments() -> list[Segment]:
         with opened(found) as file:
             if file is not None and (segment := look(file, found, known)) is not None:
                 seen.append(segment)
-    return sorted(seen, key=lambda segment: segment.name)
+    return sorted(joined(seen), key=lambda segment: segment.name)
 
 
 def free_space() -> dict[str, int]:
@@ -402,6 +413,8 @@ def _what(
         return {"kind": "unknown", "problem": "no header: it is being created, or damaged"}
     store = layout.store_of(file, header) if header.kind == "store" else None
     slots = layout.slots_of(file, header)
+    if header.kind == "peers":
+        return _of_peers(file, header, slots, known)
     unread: tuple[int, ...] = ()
     if _mode(header) == "all":  # of the latest nobody waits to be read
         is_written, has_read = layout.flags_of(file, header, slots[0].position)
@@ -422,6 +435,77 @@ def _what(
     }
 
 
+_CONDITIONS: dict[int, State | Literal["lost"]] = {1: "lost", 2: "dead"}
+
+
+def _of_peers(file: int, header: Header, slots: list[Slot], known: Known) -> dict[str, Any] | None:
+    """The queue as an end with a network knows it; None if that end's process has ended, and a
+    child of it keeps the table."""
+    own = header.geometry[3]
+    facts = layout.peers_of(file, header)
+    state = state_of(slots[own], slots[own].presence, known.pid_namespace, known.status)
+    if state == "unknown" and slots[own].pid_namespace in (0, known.pid_namespace):
+        return None
+    people = []
+    for number, (slot, more) in enumerate(zip(slots, facts, strict=True)):
+        since = slot.activity_since / 1e9 if slot.activity_since else None
+        who = _participant(header, number, slot, slots[0], [], state, since, None)
+        if number != own:
+            presence: State = "running" if slot.presence == "attached" else slot.presence
+            who = replace(
+                who,
+                state=_CONDITIONS.get(more.condition, presence),
+                start_ticks=None,
+                address=text_in(more.address),
+                doing=tuple(filter(None, (text_in(more.doing), text_in(more.more)))),
+            )
+        people.append(who)
+    unread = tuple(place for place, each in enumerate(facts[1:]) if each.is_in_the_way)
+    return {
+        "kind": "queue",
+        "geometry": _geometry(header, None),
+        "mode": "all",
+        "has_late_readers": bool(header.features & layout.LATE_READERS),
+        "participants": tuple(people),
+        "absent_elsewhere": slots[0].absent_elsewhere if own == 0 else slots[1].absent_elsewhere,
+        "unread": unread,
+        "id": header.id.hex(),
+        "label": header.label,
+    }
+
+
+def joined(seen: list[Segment]) -> list[Segment]:
+    """The same, where a queue with readers here and on other hosts is one: its ring, and what its
+    writer knows of those."""
+    tables = {
+        (each.id, each.participants[0].pid): each
+        for each in seen
+        if each.kind == "queue"
+        and each.participants
+        and any(who.is_remote for who in each.participants[1:])
+    }
+    made, used = [], set()
+    for each in seen:
+        key = each.id, each.participants[0].pid if each.participants else None
+        table = tables.get(key)
+        if table is None or table is each or each.kind != "queue" or each.participants[0].is_remote:
+            made.append(each)
+            continue
+        used.add(table.name)
+        writer, *here = each.participants
+        other = table.participants[0]
+        if other.activity != "elsewhere":
+            writer = replace(writer, activity=other.activity, activity_since=other.activity_since)
+        made.append(
+            replace(
+                each,
+                participants=(writer, *here, *table.participants[1:]),
+                unread=(*each.unread, *(len(here) + place for place in table.unread)),
+            )
+        )
+    return [each for each in made if each.name not in used]
+
+
 def _is_abandoned(found: Found, facts: os.stat_result) -> bool:
     """Whether nobody uses a region without locks: an engine's own has none, and who holds it may
     not have been searched for since it was made."""
@@ -429,13 +513,13 @@ def _is_abandoned(found: Found, facts: os.stat_result) -> bool:
 
 
 def _mode(header: Header) -> Literal["all", "latest"] | None:
-    if header.kind != "queue":
+    if header.kind not in ("queue", "peers"):
         return None
     return "latest" if header.features & layout.LATEST_ONLY else "all"
 
 
 def _geometry(header: Header, store: layout.StoreFacts | None) -> dict[str, int]:
-    if header.kind == "queue":
+    if header.kind in ("queue", "peers"):
         names = ("n_reader", "max_chunk_bytes", "max_chunks")
         return dict(zip(names, header.geometry[:3], strict=True))
     if header.kind == "tier":
@@ -507,7 +591,7 @@ def _participant(
     if header.kind == "queue":  # of the latest, all that is kept is in `leased_bytes`
         kept = slot.views * header.geometry[1] if _mode(header) == "all" else 0
     is_absent = slot.presence == "absent"
-    is_of_queue = header.kind == "queue" and number > 0 and slot.presence == "attached"
+    is_of_queue = header.kind in ("queue", "peers") and number > 0 and slot.presence == "attached"
     return Participant(
         "reader" if number else "writer",
         rank if number else None,

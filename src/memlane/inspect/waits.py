@@ -10,7 +10,15 @@ from memlane._base.blame import Facts, role_name
 from memlane._base.slots import facts_of
 from memlane.errors import InvalidArgument
 from memlane.inspect.decisions import Wait, process_of, waits_in
-from memlane.inspect.segment import Known, Participant, Segment, files, look, opened
+from memlane.inspect.segment import (
+    Known,
+    Participant,
+    Segment,
+    files,
+    joined,
+    look,
+    opened,
+)
 
 __all__ = ["Wait", "facts_about", "headline", "looked", "seen_waits", "stuck", "title_of"]
 
@@ -59,7 +67,7 @@ def _segments(known: Known) -> list[Segment]:
         with opened(candidate) as file:
             if file is not None and (segment := look(file, candidate, known)) is not None:
                 seen.append(segment)
-    return seen
+    return joined(seen)
 
 
 def seen_waits(segments: list[Segment], after: float) -> list[Wait]:
@@ -69,16 +77,29 @@ def seen_waits(segments: list[Segment], after: float) -> list[Wait]:
 
 def facts_about(who: Participant, now: float) -> Facts:
     """What blame is decided and worded by, at that moment of `time.monotonic()`."""
+    silent_for = None if who.last_progress is None else max(0.0, now - who.last_progress)
+    if who.is_remote:
+        doing, *more = who.doing or ("",)
+        return Facts(
+            role_name(who.role, who.rank),
+            who.state,
+            who.pid,
+            address=who.address or "",
+            doing=doing,
+            behind=who.behind,
+            silent_for=None if who.state == "absent" else silent_for,
+            more=tuple(more),
+        )
     return facts_of(
         role_name(who.role, who.rank),
-        who.state,
+        who.state,  # type: ignore[arg-type]  # only of others is it lost
         who.pid,
         who.start_ticks or 0,
         activity=who.activity,
         behind=who.behind,
         views=who.views,
         views_for=0.0 if who.views_since is None else max(0.0, now - who.views_since),
-        silent_for=None if who.last_progress is None else max(0.0, now - who.last_progress),
+        silent_for=silent_for,
     )
 
 

@@ -203,19 +203,29 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
 
 def _titles(segments: Sequence[Segment]) -> dict[str, str]:
     """By the name of each segment the value of its label: what people call it, which stays when the
-    engine starts again; with digits of its id while several have that name; else its own name, as
-    that of those which would still be alike."""
+    engine starts again; with digits of its id, or the rank of a reader of a writer elsewhere, while
+    several have that name; else its own name, as that of those which would still be alike."""
     times = Counter(segment.label for segment in segments)
-    titles = {
-        each.name: (f"{each.label}-{each.id[:10]}" if times[each.label] > 1 else each.label)
-        for each in segments
-        if each.label
-    }
+    written_here = Counter(each.label for each in segments if not _comes_from_afar(each))
+    titles = {}
+    for each in segments:
+        title = each.label
+        if _comes_from_afar(each) and times[title] > 1:
+            title += f"-reader-{each.participants[-1].rank}"
+        elif written_here[title] > 1:
+            title += f"-{each.id[:10]}"
+        if each.label:
+            titles[each.name] = title
     taken = Counter([*titles.values(), *(segment.name for segment in segments)])
     return {
         each.name: title if taken[title := titles.get(each.name, "")] == 1 else each.name
         for each in segments
     }
+
+
+def _comes_from_afar(segment: Segment) -> bool:
+    """Whether its writer is on another host."""
+    return bool(segment.participants) and segment.participants[0].is_remote
 
 
 def _end(name: str, who: Participant) -> tuple[str, str, str, str]:

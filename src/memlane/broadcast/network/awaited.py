@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from memlane._base.blame import VLLM_WORDS
+from memlane._base.blame import REMOTE_WINDOW, VLLM_WORDS
 from memlane._base.diagnosis import blocked
 from memlane._net.sockets import can_receive
 from memlane.broadcast.network.driver import NetworkEnd, timed_out
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memlane.broadcast.watching import ShownWatch, Watching
     from memlane.errors import MemlaneError
 
-FULL = f"the window of a remote reader is full{VLLM_WORDS}"
+FULL = f"{REMOTE_WINDOW}{VLLM_WORDS}"
 _AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
 
 
@@ -101,6 +101,7 @@ class AwaitedMessage:
 
     def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
         self.is_awaited = is_waiting
+        self._end.show_wait("waiting" if is_waiting else "elsewhere")
         if is_waiting:
             self._incoming.count_wait(is_first)
             with self._end.locked():
@@ -184,6 +185,7 @@ class AwaitedRoom:
 
     def show_waiting(self, is_waiting: bool, _is_first: bool) -> None:
         self.is_awaited = waits_for_ring = is_waiting
+        self._end.show_wait("waiting" if is_waiting else "elsewhere")
         if is_waiting:
             with self._end.locked():
                 self._sending.recover()  # drops what the ring had no room for
@@ -221,13 +223,13 @@ class AwaitedRoom:
         with self._end.locked():
             if self._local is not None and self._fits():
                 return self._local.timed_out(timeout)
-            return timed_out(timeout, self._who())
+            return timed_out(timeout, self._who(), self._end.label)
 
     def stall_line(self, waited: float) -> str | None:
         with self._end.locked():
             if self._local is not None and self._fits():
                 return self._local.stall_line(waited)
-            return blocked("writer", waited, FULL, self._who())
+            return blocked("writer", waited, FULL, self._who(), self._end.label)
 
     def _who(self) -> str:
         return self._session.outbox.in_the_way(self._sending.wanted, time.monotonic())

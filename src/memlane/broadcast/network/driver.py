@@ -50,7 +50,9 @@ from memlane.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from memlane._base.blame import Activity
     from memlane._net.sockets import Transport
+    from memlane.broadcast.network.peer_table import PeerTable
 
     T = TypeVar("T")
 
@@ -93,12 +95,15 @@ class NetworkEnd(ABC):
         generation: the process that opened this end, as `fork_generation` numbers it.
         shown: what its descriptor shows; None: nobody has asked for one.
         ran_at: when this process last ran, for clocks that stand while it is stopped.
+        table: what observers see of it.
     """
 
     transport: Transport | None = None
+    table: PeerTable
     bound: float  # seconds after which an unreachable peer counts as dead
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, table: PeerTable) -> None:
+        self.table = table
         self.generation = fork_generation()
         self.lock = Lock()
         self.guard = Guard(self._begin_call, self._end_call)
@@ -118,6 +123,16 @@ class NetworkEnd(ABC):
         self.ran_at = time.monotonic()
         self._call_poller: select.poll
         _ends.add(self)
+
+    @property
+    def label(self) -> str:
+        """What people call the queue."""
+        return self.table.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        with self.locked():
+            self.table.label = label
 
     # Resources --------------------------------------------------------------------------------
 
@@ -191,6 +206,7 @@ class NetworkEnd(ABC):
         if self.transport is not None:
             self.transport.descriptors.forget_all()
         with self.lock:  # another thread may be about to write to one
+            self.table.close()
             while self._events:
                 os.close(self._events.pop())
         self._is_freed = True
@@ -340,13 +356,25 @@ class NetworkEnd(ABC):
             if now >= deadline.end:
                 timeout = deadline.timeout
                 with self.lock:
-                    raise timed_out(timeout, who())
+                    raise timed_out(timeout, who(), self.table.label)
             end = deadline.end if due is None else min(due, deadline.end)
             self._sleep(poller or self._call_poller, max(0.0, min(SLICE, end - now)))
 
     @abstractmethod
     def _tick(self) -> float | None:
         """Receives, and does what is due, with the lock held; returns when more is due."""
+
+    @abstractmethod
+    def _show(self, now: float) -> None:
+        """Updates what observers see, if that is due; with the lock held."""
+
+    def show_wait(self, activity: Activity) -> None:
+        """Shows observers that a call or a coroutine waits, or does so no longer."""
+        if activity != "elsewhere":
+            self.table.begin(activity)
+        elif self.table.end():
+            with self.lock:
+                self._show(time.monotonic())
 
     # Watching ---------------------------------------------------------------------------------
 
@@ -388,8 +416,10 @@ class NetworkEnd(ABC):
         """Does what is due and sleeps until something is."""
 
 
-def timed_out(timeout: float | None, who: str) -> TimedOut:
-    return TimedOut(f"timed out after {timeout} s waiting for {who}", timeout)
+def timed_out(timeout: float | None, who: str, label: str = "") -> TimedOut:
+    """The error of a call on the queue that people call `label`."""
+    queue = f"queue {label}: " if label else ""
+    return TimedOut(f"{queue}timed out after {timeout} s waiting for {who}", timeout)
 
 
 _ends: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import blocked
 from memlane._base.naming import names_of
+from memlane._native import RingGeometry
 from memlane._net.contexts import need_curve
 from memlane._net.tcp import Connection
 from memlane.broadcast.network.ahead import Ahead
 from memlane.broadcast.network.awaited import AwaitedMessage
 from memlane.broadcast.network.driver import NetworkEnd, WakeUp, timed_out
 from memlane.broadcast.network.incoming import Incoming
+from memlane.broadcast.network.peer_table import PeerTable
 from memlane.broadcast.network.transport import Connecting, is_deserted
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
@@ -77,7 +79,9 @@ class NetworkReader(NetworkEnd):
         if address.server_key:
             need_curve()
         self.endpoint = address.endpoint
-        super().__init__(f"reader-{rank}")
+        queue_id = bytes.fromhex(address.queue_id)
+        table = PeerTable(RingGeometry(1, 0, 0), queue_id, address.label, is_writer=False)
+        super().__init__(f"reader-{rank}", table)
         self.rank = rank
         self._position_behind: Callable[[], int | None] = lambda: None  # in its relay's ring
         self.bound = address.liveness
@@ -198,9 +202,11 @@ class NetworkReader(NetworkEnd):
             return None
 
         incoming.note_call(True)
+        self.show_wait("waiting")
         try:
             return self.wait(ready, deadline, self.writer, cancel, self.stall_line)
         finally:
+            self.show_wait("elsewhere")
             incoming.note_call(False)
 
     def _next(self, keep: Callable[[Message], None] | None) -> Message:
@@ -217,6 +223,7 @@ class NetworkReader(NetworkEnd):
         """Acknowledges what was taken, too: a waiting reader has the time."""
         session, incoming = self.session, self.incoming
         now = incoming.note_served()
+        self._show(now)
         incoming.receive(until_whole=incoming.is_called)  # a call takes one; more only take memory
         later = incoming.acknowledge(now)
         if self._connection is not None:
@@ -226,6 +233,19 @@ class NetworkReader(NetworkEnd):
         if session.connection.failure is not None:  # the writer should notice, too
             self.transport.hang_up()
         return min((end for end in (due, later) if end is not None), default=None)
+
+    def _show(self, now: float) -> None:
+        """Shows observers the writer and this reader, unless both have a row in a relay's ring."""
+        table, session = self.table, self.session
+        if not table.is_due(now) or self._closed:
+            return
+        if session.is_behind:
+            table.close()
+            return
+        table.show_absent(session.count_absent)
+        table.show_peer(0, session.facts(now), None, session.taken, session.first, now)
+        table.show_own(1, session.taken, session.bytes, self.incoming.waits, now, rank=self.rank)
+        table.rest(now)
 
     def _check_writer(self) -> None:
         try:
@@ -240,11 +260,11 @@ class NetworkReader(NetworkEnd):
         """Returns the log's line about a long wait; None while connected: the queue may be idle."""
         if self.session.connection.is_connected:
             return None
-        return blocked(f"reader {self.rank}", waited, "no new message", self.writer())
+        return blocked(f"reader {self.rank}", waited, "no new message", self.writer(), self.label)
 
     def timed_out(self, timeout: float | None) -> TimedOut:
         with self.locked():
-            return timed_out(timeout, self.writer())
+            return timed_out(timeout, self.writer(), self.label)
 
     def signal(self) -> JointWatch:
         return self.awaited.signal(self.transport.news)
@@ -293,11 +313,15 @@ class NetworkReader(NetworkEnd):
 
         def line(waited: float) -> str:
             reason = "not all readers have attached to the queue"
-            return blocked(f"reader {self.rank}", waited, reason, missing())
+            return blocked(f"reader {self.rank}", waited, reason, missing(), self.label)
 
         self._asked_at = 0.0
-        with self._calling():
-            self.wait(ready, deadline, missing, stall_line=line)
+        self.show_wait("attaching")
+        try:
+            with self._calling():
+                self.wait(ready, deadline, missing, stall_line=line)
+        finally:
+            self.show_wait("elsewhere")
 
     def _ask(self) -> None:
         now = time.monotonic()
@@ -326,6 +350,7 @@ class NetworkReader(NetworkEnd):
             if not is_quiet:
                 incoming.receive_all()
             session.follow(self._position_behind(), now)
+            self._show(now)
         if session.connection.was_cut:
             is_refused = is_deserted(self.endpoint)
             with self.lock:

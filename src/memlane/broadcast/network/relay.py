@@ -107,6 +107,7 @@ class Relay:
         self.stream, self.address, self._plan = stream, address, plan
         to = address.geometry, address.queue_id, address.ranks, address.codec
         self.ring = LocalWriter(*to, _KEEP_BYTES, has_others=True)
+        self.ring.label = stream.label
         self._places = list(range(len(plan.ranks)))  # of readers that are here or may attach
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that some reader has yet to read

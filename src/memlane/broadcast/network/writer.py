@@ -13,12 +13,14 @@ from memlane._base.diagnosis import blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
+from memlane._native import RingGeometry
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
 from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.network.awaited import FULL, AwaitedRoom
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
 from memlane.broadcast.network.keys import Keys
+from memlane.broadcast.network.peer_table import PeerTable
 from memlane.broadcast.network.sending import Sending
 from memlane.broadcast.network.transport import (
     Listening,
@@ -34,7 +36,7 @@ from memlane.errors import Closed, CorruptMessage, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memlane._native import RingGeometry, RingSegment
+    from memlane._native import RingSegment
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.options import RemoteOptions
 
@@ -78,11 +80,18 @@ class NetworkWriter(NetworkEnd):
         codec: Codec,
     ) -> None:
         host = checked_host(options.connect_ip)
-        super().__init__("writer")
+        table = PeerTable(
+            RingGeometry(n_remote, geometry.max_chunk_bytes, options.window),
+            bytes.fromhex(queue_id),
+            is_writer=True,
+            has_late_readers=options.late_readers,
+        )
+        super().__init__("writer", table)
         self.options, self._local, self.bound = options, local, options.liveness
         self.segment: RingSegment | None = None if local is None else local.segment
         self._never_came: list[str] | None = None
         self._has_told = False  # that nobody reads any more
+        self._refused = 0  # bytes of the message that is waited for, or was in vain
         self._lends = False
         self._served_at = 0.0  # when readers' frames were last read
         self._look_at: float | None = None  # when connections are looked at for floods
@@ -123,6 +132,18 @@ class NetworkWriter(NetworkEnd):
             self._start_thread()
 
     @property
+    def label(self) -> str:
+        """What people call the queue, here and on other hosts."""
+        return self.table.label if self._local is None else self._local.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        with self.locked():
+            self.table.label = label
+        if self._local is not None:
+            self._local.label = label
+
+    @property
     def position(self) -> int:
         return self.sending.position
 
@@ -139,12 +160,41 @@ class NetworkWriter(NetworkEnd):
 
     def wait_for_room(self, size: int, deadline: Deadline) -> None:
         session = self.session
+        self._refused = size
         self._wait(
             lambda: session.has_room(size),
             deadline,
             lambda: session.outbox.in_the_way(size, time.monotonic()),
             FULL,
         )
+
+    def _show(self, now: float) -> None:
+        """Shows observers the readers, and which of them have no room for the message that was last
+        waited for."""
+        if not self.table.is_due(now) or self._closed:
+            return
+        table, outbox, sending = self.table, self.session.outbox, self.sending
+        if self.awaited.is_awaited:
+            self._refused = sending.wanted
+        full = outbox.full(self._refused)
+        if not full:
+            self._refused = 0
+        table.show_own(0, outbox.next, outbox.bytes, sending.waits, now, rank=None)
+        for row, peer in enumerate(self.session.places.peers, start=1):
+            is_full, since = peer in full, peer.lost_since
+            who = peer.generation, peer.rank, peer.pid
+            shown = who, peer.life, peer.taken, peer.last_progress, is_full, since
+            if not table.is_shown(row, shown) or since is not None:
+                table.show_peer(
+                    row,
+                    peer.facts(outbox.next, now),
+                    peer.rank_or_usual,
+                    peer.taken,
+                    peer.first,
+                    now,
+                    is_in_the_way=is_full,
+                )
+        table.rest(now)
 
     def is_recent(self) -> bool:
         return time.monotonic() - self._served_at < RECENT / 2
@@ -220,6 +270,7 @@ class NetworkWriter(NetworkEnd):
         """Checks every connection; returns when to check again."""
         session, transport, now = self.session, self.transport, time.monotonic()
         self._note_time()
+        self._show(now)
         self._look_at = transport.shut_flooding(now)
         for route in session.places.connections():
             connection = transport.connections.get(route)
@@ -334,9 +385,13 @@ class NetworkWriter(NetworkEnd):
             return None
 
         def line(waited: float) -> str:
-            return blocked("writer", waited, reason, who())
+            return blocked("writer", waited, reason, who(), self.label)
 
-        self.wait(ready, deadline, who, stall_line=line, poller=poller)
+        self.show_wait("waiting" if reason is FULL else "attaching")
+        try:
+            self.wait(ready, deadline, who, stall_line=line, poller=poller)
+        finally:
+            self.show_wait("elsewhere")
 
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
         """Is `wait_until_ready`, and raises ReaderDied if one of them ends before it attaches."""
@@ -460,7 +515,8 @@ class NetworkWriter(NetworkEnd):
 
         def line(waited: float) -> str:
             names = names_of(ending.texts(ending.unfinished(), time.monotonic()))
-            return blocked("close() of the writer", waited, "messages are unread", names)
+            why = "messages are unread"
+            return blocked("close() of the writer", waited, why, names, self.table.label)
 
         poller = self._pollers[False, True]
         poller.unregister(self._closing_event)

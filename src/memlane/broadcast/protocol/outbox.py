@@ -192,10 +192,13 @@ class Outbox:
         is_too_much = in_flight > 0 and in_flight + size > self._window_bytes
         return is_too_much or self.next - peer.taken >= self._window
 
+    def full(self, size: int) -> list[Peer]:
+        """The readers whose window has no room for `size` more bytes."""
+        return [peer for peer in self._peers if self._is_in_the_way(peer, size)]
+
     def in_the_way(self, size: int, now: float) -> str:
-        """The readers whose window is full, likeliest cause first."""
-        full = [peer for peer in self._peers if self._is_in_the_way(peer, size)]
-        return listed([peer.facts(self.next, now) for peer in full])
+        """The same in words, likeliest cause first."""
+        return listed([peer.facts(self.next, now) for peer in self.full(size)])
 
     def room(self) -> tuple[int, int]:
         """Returns how many messages, and bytes in total, fit every window; negative bytes: none."""

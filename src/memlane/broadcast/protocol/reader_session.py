@@ -457,15 +457,22 @@ class ReaderSession:
         failure = self.connection.failure
         return self.is_ended or failure is not None or self.connection.death(now) is not None
 
+    def facts(self, now: float) -> Facts:
+        """Returns the facts by which blame of the writer is decided and worded."""
+        return Facts(
+            "the writer",
+            "running" if self.connection.is_connected else "lost",
+            self.writer_pid or None,
+            address=self._where,
+            doing=self.connection.state(now),
+            silent_for=now - self.last_progress if self.writer_pid else None,
+        )
+
     def who(self, now: float) -> str:
         """The writer as a waiting reader names it."""
-        return sentence(
-            Facts(
-                "the writer",
-                "running" if self.connection.is_connected else "lost",
-                self.writer_pid or None,
-                address=self._where,
-                doing=self.connection.state(now),
-                silent_for=now - self.last_progress if self.writer_pid else None,
-            )
-        )
+        return sentence(self.facts(now))
+
+    @property
+    def count_absent(self) -> int:
+        """How many others had not attached, as of the latest answer."""
+        return 0 if self.absent is None else self.absent.beside + len(self.absent.places)
