@@ -5,7 +5,8 @@
 // it holds the inode's lock. Populating zeroes and maps them, and runs in parallel. So one thread reserves piece
 // after piece, and the others populate behind it, for hardly more processor time than populating alone.
 //
-// fallocate does not know that a mapping wants huge pages. Where they are wanted, populating does the reserving.
+// Where huge pages pay (huge_pages.hpp), that thread makes them instead, which reserves, zeroes and maps the space at once;
+// populating then finds it mapped.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +22,17 @@
 #include "core/errors.hpp"
 #include "core/segment.hpp"
 #include "core/sync.hpp"
+#include "offload/huge_pages.hpp"
 #include "offload/region_file.hpp"
+#include "os/free_memory.hpp"
 #include "os/threads.hpp"
 
 namespace memlane::offload {
 
 inline constexpr std::uint64_t kPiece = 32u << 20;  // between two checks of `stopping_`
+inline constexpr std::uint64_t kSample = 8u << 20;  // in small pages, to learn what they cost
+inline constexpr std::uint64_t kLeastHuge = 64u << 20;  // of a region that takes a sample
 
-enum class Reserving { not_at_all, ahead, by_populating };
 enum class Progress { working, reserved, done };
 
 // `count` ranges of the region, `stride` bytes apart, cut off at `end`.
@@ -42,7 +46,6 @@ struct Cells {
     static Cells run(std::uint64_t from, std::uint64_t end) noexcept {
         return {from, kPiece, kPiece, (end - from + kPiece - 1) / kPiece, end};
     }
-    static Cells whole(std::uint64_t end) noexcept { return run(0, end); }
     // A range without gaps is divided into pieces, so that threads can share it.
     static Cells of(std::uint64_t offset, std::uint64_t bytes, std::uint64_t stride, std::uint64_t count) noexcept {
         const std::uint64_t end = count == 0 ? offset : offset + (count - 1) * stride + bytes;
@@ -56,19 +59,22 @@ struct Cells {
 
 class Population {
 public:
-    // Needs the region mapped. To reserve its space, the caller must be its builder.
-    Population(std::shared_ptr<RegionFile> region, const Cells& cells, Reserving reserving, unsigned threads)
+    // Needs the region mapped. Its builder reserves its space, too, in pages of that kind.
+    Population(std::shared_ptr<RegionFile> region, const Cells& cells, bool is_builder, Pages pages, unsigned threads)
         : region_(std::move(region)),
           mapping_(region_->mapping()),
           cells_(cells),
-          reserving_(reserving),
-          total_(region_->geometry().total_bytes) {
-        // Reserving grows the file; populating needs it grown already. But its full length must be seen last,
-        // so it is left one byte short, unless that byte has a page of its own.
-        const std::uint64_t grown = (total_ - 1) % os::Mapping::page_bytes() == 0 ? total_ : total_ - 1;
-        if (reserving == Reserving::by_populating && os::facts_of(region_->file()).bytes < grown)
-            os::resize(region_->file(), grown);
-        if (reserving != Reserving::ahead) reserved_ = total_;
+          total_(region_->geometry().total_bytes),
+          is_builder_(is_builder),
+          pages_(pages == Pages::huge_if_they_pay && total_ < kLeastHuge ? Pages::small : pages) {
+        if (!is_builder_) {
+            reserved_ = total_;
+        } else if (pages_ != Pages::small) {
+            // Huge pages are made within the file's length. But its full length must be seen last, so it is left one
+            // byte short, unless that byte has a page of its own.
+            const std::uint64_t grown = (total_ - 1) % os::Mapping::page_bytes() == 0 ? total_ : total_ - 1;
+            if (os::facts_of(region_->file()).bytes < grown) os::resize(region_->file(), grown);
+        }
         const std::lock_guard guard(mutex_);  // no helper begins before all are counted
         const unsigned wanted = std::max(threads, 1u);
         helpers_.emplace(wanted, [this] { work(); });
@@ -155,7 +161,7 @@ private:
 
     bool is_news() const noexcept { return running_ == 0 || failure_ || is_reserved_news(); }
     bool is_reserved_news() const noexcept {
-        return reserving_ == Reserving::ahead && reserved_ == total_ && !told_reserved_;
+        return is_builder_ && reserved_ == total_ && !told_reserved_;
     }
 
     // Does one piece of work; false if none is left.
@@ -164,7 +170,10 @@ private:
             is_reserving_ = true;
             const std::uint64_t from = reserved_, bytes = std::min(kPiece, total_ - from);
             lock.unlock();
-            reserve(from, bytes);
+            if (pages_ == Pages::small)
+                reserve(from, bytes);
+            else
+                make_huge(from, bytes);
             lock.lock();
             is_reserving_ = false;
             reserved_ = from + bytes;
@@ -205,17 +214,42 @@ private:
         throw core::ShmExhausted(error, total_, from + os::free_bytes(region_->file()));
     }
 
+    // Reserves in huge pages as far as there are any, and they pay.
+    void make_huge(std::uint64_t from, std::uint64_t bytes) {
+        const std::uint64_t end = from + bytes;
+        if (pages_ == Pages::huge_if_they_pay) {
+            if (!account_) account_.emplace(small_page_cost(), total_);
+            // As many for others as this piece takes: then nothing of theirs is moved.
+            if (os::free_huge_pages() < 2 * kPiece / os::kHugePage) return reserve(from, bytes);
+        }
+        for (; from + os::kHugePage <= end && (!account_ || account_->pays()); from += os::kHugePage) {
+            const os::Nanoseconds began = os::thread_time();
+            reserve(from, os::Mapping::page_bytes());
+            const bool is_made = mapping_->make_huge(from);
+            if (account_) account_->note(os::thread_time() - began, is_made);
+            if (!is_made) reserve(from, os::kHugePage);
+        }
+        if (from < end) reserve(from, end - from);
+    }
+
+    // Measured where the region begins; these pages become huge ones after that.
+    os::Nanoseconds small_page_cost() {
+        const os::Nanoseconds began = os::thread_time();
+        reserve(0, kSample);
+        mapping_->populate(0, kSample);
+        return (os::thread_time() - began) / static_cast<std::int64_t>(kSample / os::kHugePage);
+    }
+
     bool populate(std::uint64_t from, std::uint64_t bytes) {
         SYNC_STEP(populate);
         try {
-            const bool again = reserving_ == Reserving::not_at_all && mapping_->was_populated(from);
+            const bool again = !is_builder_ && mapping_->was_populated(from);
             if (again ? mapping_->populate_again(from, bytes) : mapping_->populate(from, bytes)) return true;
         } catch (const std::system_error& error) {
             // EFAULT means that a page has no space and can get none.
             if (error.code().value() == EFAULT) throw core::ShmExhausted(ENOSPC, total_, os::free_bytes(region_->file()));
             throw;
         }
-        if (reserving_ == Reserving::by_populating) reserve(from, bytes);
         mapping_->touch(from, bytes);
         return false;
     }
@@ -223,8 +257,10 @@ private:
     std::shared_ptr<RegionFile> region_;
     std::shared_ptr<os::Mapping> mapping_;
     const Cells cells_;
-    const Reserving reserving_;
     const std::uint64_t total_;
+    const bool is_builder_;
+    const Pages pages_;
+    std::optional<HugePageAccount> account_;  // of the thread that reserves
 
     mutable std::mutex mutex_;  // protects everything below
     std::condition_variable changed_;

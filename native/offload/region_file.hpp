@@ -116,7 +116,8 @@ public:
     // Bytes beyond the file's end must not be touched before the file grows.
     void map() {
         try {
-            mapping_ = std::make_shared<os::Mapping>(file_, geometry_.total_bytes);
+            mapping_ = std::make_shared<os::Mapping>(file_, geometry_.total_bytes, 0, os::Mapping::Access::write,
+                                                     os::Mapping::Aligned::to_huge_pages);
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOMEM) throw core::ShmExhausted(ENOMEM, geometry_.total_bytes, 0);
             throw;

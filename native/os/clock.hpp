@@ -23,6 +23,9 @@ inline Nanoseconds monotonic_now(clockid_t clock = CLOCK_MONOTONIC) noexcept {
 // As of the last tick, up to 10 ms ago (about 3 ns): for what happens with every message.
 inline Nanoseconds tick_now() noexcept { return monotonic_now(CLOCK_MONOTONIC_COARSE); }
 
+// Processor time of this thread.
+inline Nanoseconds thread_time() noexcept { return monotonic_now(CLOCK_THREAD_CPUTIME_ID); }
+
 // The absolute time at which a call times out, computed once on entry.
 class Deadline {
 public:

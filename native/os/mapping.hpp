@@ -18,6 +18,8 @@
 
 namespace memlane::os {
 
+inline constexpr std::size_t kHugePage = 2u << 20;  // of x86-64, and of aarch64 with pages of 4 KiB
+
 // For private memory of 2 MiB and more. Only advice: if the kernel refuses it, the pages are small.
 inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madvise(memory, bytes, MADV_HUGEPAGE); }
 
@@ -51,8 +53,6 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    static constexpr std::size_t kHugePage = 2u << 20;
-
     std::size_t bytes_;
     void* mapped_ = nullptr;
     std::byte* base_ = nullptr;
@@ -61,14 +61,23 @@ private:
 class Mapping {
 public:
     enum class Access { read, write };
+    enum class Aligned { to_pages, to_huge_pages };
 
     // `offset` need not be aligned, whatever the machine's page size. The range may extend beyond the file's end, but
-    // that part must not be touched before the file grows.
-    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0, Access access = Access::write)
+    // that part must not be touched before the file grows. Huge pages of the file are mapped as such only at addresses
+    // that are aligned as they are in the file.
+    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0, Access access = Access::write,
+            Aligned aligned = Aligned::to_pages)
         : before_(offset % page_bytes()), bytes_(bytes) {
         const int protection = access == Access::write ? PROT_READ | PROT_WRITE : PROT_READ;
-        void* first = ::mmap(nullptr, before_ + bytes, protection, MAP_SHARED, file.get(), static_cast<off_t>(offset - before_));
-        if (first == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
+        const auto from = static_cast<off_t>(offset - before_);
+        void* const at = aligned == Aligned::to_pages ? nullptr : aligned_room(before_ + bytes, static_cast<std::uint64_t>(from));
+        void* first = ::mmap(at, before_ + bytes, protection, MAP_SHARED | (at != nullptr ? MAP_FIXED : 0), file.get(), from);
+        if (first == MAP_FAILED) {
+            const int error = errno;
+            if (at != nullptr) ::munmap(at, before_ + bytes);
+            throw_errno("cannot map " + std::to_string(bytes) + " bytes", error);
+        }
         base_ = static_cast<std::byte*>(first) + before_;
         keep_from_core_dumps(first, before_ + bytes);
     }
@@ -114,6 +123,10 @@ public:
         }
     }
 
+    // Makes one huge page of these bytes, zeroes where there is nothing yet, and maps it; nothing else may have changed if
+    // it returns false, as where there is no free one (Linux before 6.1 never has one). `offset` is a multiple of kHugePage.
+    bool make_huge(std::size_t offset) const noexcept { return ::madvise(base_ + offset, kHugePage, kMadvCollapse) == 0; }
+
     // Applies to the whole mapping. Call it before populating. Only advice, as above.
     void advise_huge_pages(bool wanted) const noexcept {
         ::madvise(first_page(), before_ + bytes_, wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
@@ -122,6 +135,19 @@ public:
 private:
     static constexpr int kMadvPopulateRead = 22;
     static constexpr int kMadvPopulateWrite = 23;
+    static constexpr int kMadvCollapse = 25;
+
+    // Reserves addresses, of which the first is a huge page's where the file has the beginning of one. nullptr: there are none.
+    static void* aligned_room(std::size_t bytes, std::uint64_t offset) noexcept {
+        const std::size_t pages = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+        void* const room = ::mmap(nullptr, pages + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (room == MAP_FAILED) return nullptr;
+        const std::size_t skipped = (offset - reinterpret_cast<std::uintptr_t>(room)) % kHugePage;
+        std::byte* const first = static_cast<std::byte*>(room) + skipped;
+        if (skipped > 0) ::munmap(room, skipped);
+        ::munmap(first + pages, kHugePage - skipped);
+        return first;
+    }
 
     bool advise(int advice, std::size_t offset, std::size_t bytes) const {
         const auto [from, to] = pages_of(offset, bytes);

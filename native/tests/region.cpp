@@ -8,6 +8,7 @@
 #include "check.hpp"
 #include "offload/population.hpp"
 #include "offload/region_file.hpp"
+#include "os/free_memory.hpp"
 
 using namespace memlane;
 using namespace memlane::offload;
@@ -43,8 +44,28 @@ void parts_to_populate() {
     CHECK(Cells::of(77, 0, 0, 0).sum() == 0 && Cells::of(77, 0, 0, 0).count == 0);
 }
 
+// Every huge page earns what its bytes cost in small pages; 2 % of what all cost may be lost before the rest is small.
+void huge_pages_that_pay() {
+    constexpr std::uint64_t kPages = 1000;
+    HugePageAccount account(100, kPages * os::kHugePage);  // may lose 2,000 ns
+    for (int i = 0; i < 10; ++i) account.note(30, true);
+    CHECK(account.pays());  // 700 gained
+    for (int i = 0; i < 27; ++i) account.note(200, true);
+    CHECK(account.pays());  // 2,000 lost
+    account.note(1, false);
+    CHECK(!account.pays());
+}
+
+// Blocks of 2 MiB, and of 4, in all zones.
+void free_huge_pages_are_counted() {
+    CHECK(os::free_huge_pages_in("") == 0);
+    CHECK(os::free_huge_pages_in("Node 0, zone      DMA      1      1\n") == 0);
+    CHECK(os::free_huge_pages_in("Node 0, zone      DMA      9      9      9      9      9      9      9      9      9      1      3 \n"
+                             "Node 1, zone   Normal     10  20 0 0 0 0 0 0 0  5  230\n") == 1 + 2 * 3 + 5 + 2 * 230);
+}
+
 // What memlane.offload._start does; true for the creator.
-bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::uint64_t participants = 0) {
+bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::uint64_t participants, Pages pages) {
     Entry entry;
     while ((entry = file->enter(kSlice)) == Entry::waiting || entry == Entry::foreign) {
     }
@@ -54,7 +75,7 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
     const bool builds = space == Space::build;
     file->map();
     const Cells cells = Cells::of(worker * kShape.cell_bytes, kShape.cell_bytes, kShape.row_bytes, kShape.blocks);
-    Population population(file, cells, builds ? Reserving::ahead : Reserving::not_at_all, 3);
+    Population population(file, cells, builds, pages, 3);
     finish(population);
     CHECK(population.done() == population.bytes());
     if (builds) file->publish();
@@ -64,13 +85,13 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
 }
 
 // Holders start at once, in threads: one creates, all see the same bytes, and the last to leave removes the name.
-void holders_at_once(std::uint64_t participants) {
+void holders_at_once(std::uint64_t participants, Pages pages) {
     std::vector<std::shared_ptr<RegionFile>> files;
     for (int i = 0; i < 4; ++i) files.push_back(holder());
     std::atomic<int> creators{0};
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < files.size(); ++i)
-        threads.emplace_back([&, i] { creators += start(files[i], i, participants); });
+        threads.emplace_back([&, i] { creators += start(files[i], i, participants, pages); });
     for (std::thread& thread : threads) thread.join();
     CHECK(creators == 1);
     CHECK(is_named() == (participants == 0));
@@ -108,7 +129,7 @@ void a_population_is_stopped() {
     CHECK(file->enter(0) == Entry::created);
     CHECK(file->await_space(0) == Space::build);
     file->map();
-    Population population(file, Cells::whole(kShape.total_bytes), Reserving::ahead, 3);
+    Population population(file, Cells::run(0, kShape.total_bytes), true, Pages::small, 3);
     population.stop();
     CHECK(population.done() <= kShape.total_bytes);
 }
@@ -155,14 +176,16 @@ void touching_keeps_what_is_there() {
 
 int main() {
     for (int i = 0; i < 10; ++i) {
-        holders_at_once(0);
-        holders_at_once(4);
+        holders_at_once(0, Pages::small);
+        holders_at_once(4, Pages::huge);
     }
     a_waiter_takes_over();
     a_population_is_stopped();
     another_geometry_is_refused();
     touching_keeps_what_is_there();
     parts_to_populate();
+    huge_pages_that_pay();
+    free_huge_pages_are_counted();
     CHECK(!is_named());
     return 0;
 }

@@ -886,7 +886,7 @@ class Population:
         stride: int,
         count: int,
         is_builder: bool,
-        in_huge_pages: bool,
+        pages: str,
         threads: int,
     ) -> None: ...
     def wait(self, seconds: float) -> str:

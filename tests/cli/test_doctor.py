@@ -74,7 +74,7 @@ def test_nothing_hurts_on_a_good_machine() -> None:
         ({"populate_write": False}, "MADV_POPULATE_WRITE", "note", "5.14"),
         ({"pagemap": False}, "pagemap", "note", "copied"),
         ({"io_uring": False}, "system calls", "note", "io_uring"),
-        ({"shmem_huge": "never"}, "huge pages", "note", "never"),
+        ({"shmem_huge": "deny"}, "huge pages", "note", "deny"),
         ({"nodes": 2}, "NUMA", "note", "2 nodes"),
         ({"can_trace": False, "yama": 1}, "ptrace", "note", "ptrace_scope is 1"),
         ({"proc": False}, "/proc", "hurts", "is not mounted"),

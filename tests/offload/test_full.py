@@ -9,7 +9,7 @@ from memlane import ShmExhausted
 from memlane._native import Population, RegionFile
 from tests.support import Link, holdings, private_shm, start, surplus, unshare_refusal
 from tests.support.queues import refuses
-from tests.support.regions import PAGE, file_of, new_id, path_of, region_of, without_populate
+from tests.support.regions import PAGE, file_of, new_id, path_of, region_of
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 MIB = 1 << 20
@@ -68,8 +68,8 @@ def space_goes_while_it_is_reserved(_link: Link) -> None:
     instance = new_id()
     before = free()
     file = created_and_then_full(instance)
-    for in_huge_pages in (False, True):
-        population = Population(file, 0, 30 * MIB, 0, 1, True, in_huge_pages, 2)
+    for pages in ("4k", "huge"):
+        population = Population(file, 0, 30 * MIB, 0, 1, True, pages, 2)
         with refuses(MemoryError) as caught:
             while population.wait(1) != "done":
                 pass
@@ -80,20 +80,6 @@ def space_goes_while_it_is_reserved(_link: Link) -> None:
     file.leave(1)
     os.unlink("/dev/shm/filler")
     assert (free(), path_of(instance).exists()) == (before, False)
-
-
-def no_space_to_touch(_link: Link) -> None:
-    """Huge pages on a kernel that cannot populate: each piece is reserved before it is touched."""
-    without_populate()
-    instance = new_id()
-    file = created_and_then_full(instance)
-    population = Population(file, 0, 30 * MIB, 0, 1, True, True, 2)
-    with refuses(ShmExhausted):
-        while population.wait(1) != "done":
-            pass
-    file.leave(1)
-    os.unlink("/dev/shm/filler")
-    assert not path_of(instance).exists()
 
 
 def one_page_too_large(_link: Link) -> None:
@@ -109,7 +95,6 @@ def one_page_too_large(_link: Link) -> None:
         does_not_fit,
         fits_exactly_and_is_used,
         space_goes_while_it_is_reserved,
-        no_space_to_touch,
         one_page_too_large,
     ],
 )

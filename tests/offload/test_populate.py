@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import PATIENCE, Aside, until
-from tests.support.queues import refuses
 from tests.support.regions import (
     PAGE,
     new_id,
@@ -92,13 +91,3 @@ def test_others_are_let_in_before_the_creator_has_populated() -> None:
     is_in.set()
     creator.result().cleanup()
     other.cleanup()
-
-
-def test_huge_pages_that_are_not_offered() -> None:
-    """If requested: refused, with what to do; nothing is created."""
-    instance = new_id()
-    with refuses(NotImplementedError, match="huge=advise"):
-        region_of(instance, pages="huge")
-    assert not path_of(instance).exists()
-    with region_of(instance) as region:
-        assert region.pages == "4k"

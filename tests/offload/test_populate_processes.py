@@ -1,11 +1,14 @@
 """Start-up of a region in a process of its own: which pages are populated, and how."""
 
 import struct
+from typing import Any
 
 import pytest
 
+from memlane import Unsupported
 from memlane._native import Population
-from tests.support import Link, start, unshare_refusal
+from tests.support import Link, start
+from tests.support.queues import refuses
 from tests.support.regions import (
     PAGE,
     file_of,
@@ -14,6 +17,7 @@ from tests.support.regions import (
     path_of,
     populated_pages,
     region_of,
+    without_huge_pages,
     without_populate,
 )
 
@@ -53,7 +57,7 @@ def test_kernel_without_populate(rank: int | None) -> None:
             assert file.await_space(1) == "complete"
             file.map(False)
             part = (0, 8 * PAGE, 0, 1) if rank is None else (PAGE, PAGE, 2 * PAGE, 4)
-            population = Population(file, *part, False, False, 2)
+            population = Population(file, *part, False, "4k", 2)
             while population.wait(1) != "done":
                 pass
             assert population.was_touched
@@ -68,39 +72,36 @@ def test_kernel_without_populate(rank: int | None) -> None:
     assert pages == [rank is None or number % 2 == rank for number in range(8)]
 
 
-def in_huge_pages(_link: Link, pages: str, rank: int | None) -> tuple[str, int, str]:
-    import os
-    import subprocess
-
-    # Another one on top: a remount would repeat the owner of this one, which is nobody in here.
-    options = "size=128m,mode=1777,huge=advise"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", "/dev/shm"], check=True)
+def started_in(_link: Link, pages: str, rank: int | None) -> list[str]:
+    """What a creator, a joiner that populates the other cells, and the memory have."""
     instance = new_id()
-    with region_of(instance, rank, blocks=16, cell=MIB, extra=1, pages=pages) as region:
-        os.fsync(region.fd or 0)
-        file_bytes = path_of(instance).stat().st_blocks * 512
-        with region_of(instance, 1, blocks=16, cell=MIB, extra=1, pages=pages) as other:
+    shape: dict[str, Any] = {"blocks": 40, "cell": MIB, "extra": 1, "pages": pages}
+    with region_of(instance, rank, **shape) as region:
+        assert path_of(instance).stat().st_blocks * 512 >= region.total_size_bytes
+        with region_of(instance, 1, **shape) as other:
             region.create_kv_memoryview()[3][MIB] = 9
             assert other.create_next_array(1)[3, 0] == 9
-            assert all(populated_pages(path_of(instance)))
-            return region.pages, file_bytes, other.pages
+            assert all(populated_pages(path_of(instance))[:-1])  # the last one is nobody's cell
+            return [region.pages, other.pages]
 
 
-@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
-@pytest.mark.parametrize(
-    ("rank", "pages"),  # of rank 0 with small pages, nobody would populate the other cells
-    [(None, "auto"), (None, "huge"), (None, "4k"), (0, "auto"), (0, "huge")],
-)
-def test_huge_pages(pages: str, rank: int | None) -> None:
-    """They are used where the file system offers them, unless small ones are requested."""
-    from tests.support import private_shm
+@pytest.mark.parametrize("rank", [None, 0])
+def test_huge_pages_are_made_and_mapped_by_all(rank: int | None) -> None:
+    if start(started_in, "auto", rank).result() == ["4k", "4k"]:
+        pytest.skip("this machine has no free huge pages now")
+    assert set(start(started_in, "huge", rank).result()) <= {"huge", "mixed"}
+    assert start(started_in, "4k", rank).result() == ["4k", "4k"]
 
-    got, file_bytes, joined = start(
-        in_huge_pages, pages, rank, method="spawn", command=private_shm("128m")
-    ).result()
-    assert file_bytes >= 32 * MIB + 1
-    if pages == "4k":
-        assert (got, joined) == ("4k", "4k")
-    else:
-        assert got == "huge"
-        assert joined == "huge"
+
+def test_a_kernel_that_makes_no_huge_pages() -> None:
+    """They are refused if asked for, with what to do, and nothing is left; else there are none."""
+
+    def role(link: Link) -> None:
+        without_huge_pages()
+        assert started_in(link, "auto", None) == ["4k", "4k"]
+        instance = new_id()
+        with refuses(Unsupported, match="needs Linux 6.1"):
+            region_of(instance, pages="huge")
+        assert not path_of(instance).exists()
+
+    start(role).result()

@@ -65,14 +65,23 @@ def populated_pages(path: str | Path) -> list[bool]:
 
 def without_populate() -> None:
     """From here on, madvise behaves in this process as it does in a kernel before 5.14."""
+    _without_advice(22)
+
+
+def without_huge_pages() -> None:
+    """The same, for a kernel before 6.1, which cannot collapse pages on demand."""
+    _without_advice(25)
+
+
+def _without_advice(first: int) -> None:
     number = {"x86_64": 28, "aarch64": 233}[platform.machine()]
     install(
         [
             (LOAD, 0, 0, 0),  # the call
             (EQUALS, 0, 4, number),
             (LOAD, 0, 0, 32),  # its third argument
-            (AT_LEAST, 0, 2, 22),
-            (AT_LEAST, 1, 0, 24),
+            (AT_LEAST, 0, 2, first),
+            (AT_LEAST, 1, 0, 26),
             (GIVE, 0, 0, FAIL | errno.EINVAL),
             (GIVE, 0, 0, ALLOW),
         ]

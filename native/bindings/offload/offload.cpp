@@ -14,9 +14,9 @@ namespace memlane::bindings {
 namespace nb = nanobind;
 using namespace nb::literals;
 using offload::Cells;
+using offload::Pages;
 using offload::Population;
 using offload::RegionFile;
-using offload::Reserving;
 
 namespace {
 
@@ -84,17 +84,12 @@ nb::tuple leave(RegionFile& self, double patience) {
 }
 
 std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, std::uint64_t offset, std::uint64_t bytes,
-                                     std::uint64_t stride, std::uint64_t count, bool is_builder, bool in_huge_pages,
+                                     std::uint64_t stride, std::uint64_t count, bool is_builder, const std::string& pages,
                                      unsigned threads) {
     require_own(region->is_own());
-    const bool by_populating = is_builder && in_huge_pages;  // populating does the reserving, so it covers all pages
-    const Cells cells =
-        by_populating ? Cells::whole(region->geometry().total_bytes) : Cells::of(offset, bytes, stride, count);
-    const Reserving reserving = !is_builder     ? Reserving::not_at_all
-                                : in_huge_pages ? Reserving::by_populating
-                                                : Reserving::ahead;
+    const Pages kind = pages == "huge" ? Pages::huge : pages == "auto" ? Pages::huge_if_they_pay : Pages::small;
     const WithoutGil no_gil;
-    return {new Population(region, cells, reserving, threads), [](Population* made) {
+    return {new Population(region, Cells::of(offset, bytes, stride, count), is_builder, kind, threads), [](Population* made) {
                 if (made->is_own()) delete made;
             }};
 }
@@ -154,7 +149,7 @@ void bind_offload(nb::module_& m) {
 
     nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with this object.")
         .def(nb::new_(&populate), "region"_a, "offset"_a, "bytes"_a, "stride"_a, "count"_a, "is_builder"_a,
-             "in_huge_pages"_a, "threads"_a)
+             "pages"_a, "threads"_a)
         .def("wait", [](Population& self, double seconds) { return step(self, &Population::wait, kProgress, slice_of(seconds)); },
              "seconds"_a, "'reserved' (once), 'done' or 'working'; raises a thread's error.")
         .def("stop", [](Population& self) { const WithoutGil no_gil; self.stop(); })

@@ -236,9 +236,9 @@ _RULES = [Rule(*row) for row in (
     ("note", "system calls", _always,
      "{m.lacking} not allowed here; memlane does not need it today"),
 
-    ("note", "huge pages", lambda m: m.shmem_huge in ("never", "deny"),
+    ("note", "huge pages", lambda m: m.shmem_huge == "deny",
      "{m.huge_pages}; regions of many GiB then start and copy more slowly",
-     "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+     "echo never > /sys/kernel/mm/transparent_hugepage/shmem_enabled: regions then ask for theirs"),
     ("ok", "huge pages", _always, "{m.huge_pages}"),
 
     ("ok", "NUMA", lambda m: m.nodes <= 1, "one node"),

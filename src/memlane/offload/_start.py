@@ -56,7 +56,7 @@ class Plan:
     part: Part
     joiners_part: Part
     threads: int
-    in_huge_pages: bool
+    pages: _pages.Pages
     participants: int | None = None
     progress: Progress | None = None
     timeout: float | None = 30.0
@@ -85,7 +85,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
             plan.check(plan.total_bytes)
         # Without what a builder that died has already reserved.
         check_space(shown(plan.directory), plan.total_bytes - file.allocated, file.free)
-    file.map(plan.in_huge_pages)
+    file.map(plan.pages != "4k")
     if not is_builder:
         _mark_mapped(file, plan)
     began = time.monotonic()
@@ -94,7 +94,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         file,
         *(part.offset, part.size, part.stride, part.count),
         is_builder,
-        plan.in_huge_pages,
+        plan.pages,
         plan.threads,
     )
     try:
@@ -110,7 +110,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         ", page by page (no MADV_POPULATE_WRITE)" if population.was_touched else "",
     )
     rung: _pages.Rung = "4k"
-    if plan.in_huge_pages:
+    if plan.pages != "4k":
         rung = _pages.rung_of(file.address, population.bytes)
     return Started(is_creator, rung)
 

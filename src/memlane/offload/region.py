@@ -55,7 +55,8 @@ class SharedOffloadRegion(Owned):
             mapped the file, its name is removed, so that nothing is left behind however they end.
         directory, prefix: where the file is, and how its name begins.
         progress: called in this thread with (bytes populated, bytes to populate) as they grow.
-        pages: "4k", "huge", or "auto" for huge pages if the file system offers them.
+        pages: "4k", "huge", or "auto": huge pages from 64 MiB on, as long as there are free ones
+            and they cost no more than small ones.
         threads: how many reserve and populate, 1 to 256; default: this worker's share of the cores.
         timeout: seconds to wait for others, or None for no limit. Applies anew whenever the
             region's space has grown.
@@ -76,7 +77,7 @@ class SharedOffloadRegion(Owned):
             implementation's region, in use.
         ShmExhausted: a MemoryError; the file system, the cgroup or the machine lacks the space.
         TimedOut: others are joining or reserving and do not finish.
-        Unsupported: pages="huge", and the file system does not offer them.
+        Unsupported: pages="huge", and the kernel gives none.
 
     Cell `w` of block `b` is at (b * num_workers + w) * cpu_page_size. The first process to start
     creates the file and reserves all its space; each populates the pages of its own cells. A file
@@ -139,12 +140,20 @@ class SharedOffloadRegion(Owned):
             threads=share_of_cores(sharing)
             if threads is None
             else integer_from("threads", threads, 1, MOST_THREADS),
-            in_huge_pages=_pages.wants_huge(pages, where),
+            pages=_pages.checked_pages(pages),
             participants=participants,
             progress=progress,
             timeout=timeout,
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
+        if pages == "huge" and self.pages == "4k":
+            self.cleanup()
+            raise Unsupported(
+                f"the kernel makes no huge pages for {plan.shown}: it needs Linux 6.1 and free "
+                f"memory in whole huge pages, and 'deny' in "
+                f"/sys/kernel/mm/transparent_hugepage/shmem_enabled forbids them; or pass "
+                f"pages='auto'"
+            )
         if pages == "huge" and self.pages != "huge":
             _log.warning("%s is only partly in huge pages: memory is fragmented", plan.shown)
 

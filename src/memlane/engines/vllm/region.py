@@ -20,7 +20,6 @@ from memlane.engines._replacing import Replacement
 from memlane.engines.vllm import _folder
 from memlane.errors import InvalidArgument, InvalidType, OutsideCell
 from memlane.offload._holding import Holding, file_name, share_of_cores
-from memlane.offload._pages import wants_huge
 from memlane.offload._start import NOTHING, Part, Plan
 
 if TYPE_CHECKING:
@@ -79,8 +78,8 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             folder = f"/dev/shm/{file_name('engine_id', engine_id, 'vllm_offload_')}"
             self.mmap_path = f"{folder}/{_folder.FILE}"
             place = (folder, self.mmap_path, self.total_size_bytes)
-            pages = (share_of_cores(sharing), wants_huge("auto", "/dev/shm"))
-            plan = Plan(*place, *parts, *pages, check=creator_memory_check)
+            threads = share_of_cores(sharing)
+            plan = Plan(*place, *parts, threads, "auto", check=creator_memory_check)
             # Holders must agree on rows, not on how each divides them.
             sizes = (self.num_chunks, self._row_stride, self._row_stride)
             self._hold(_folder.within(folder, lambda: Holding(_folder.FILE, *sizes, plan)))
