@@ -189,6 +189,7 @@ public:
         const os::Deadline deadline = to_deadline(timeout);
         const std::shared_ptr<OpenTier> kept = order.tier;
         for (;;) {
+            if (!is_here()) open();  // raises: a child has none of the threads
             const os::Nanoseconds now = os::monotonic_now();
             const os::Nanoseconds until = order.may_wait ? std::min(deadline.at(), now + kSlice) : now;
             const std::optional<int> error = without_gil([&] { return kept->io.headers().wait(order.ref, until); });
