@@ -196,6 +196,15 @@ void pinned_blocks_are_not_used() {
     }
 }
 
+// Of the keys of a call the policy sees the last first, as of those that it stores: what it remembers longest is the head of a
+// prefix. Where not all fit, the first ones get the blocks.
+void the_first_keys_of_a_call_are_remembered_longest() {
+    const auto none = [](KeyStore::Bytes, Block) {};
+    BlockPool pool(2, std::make_unique<TwoSegment>(2, 0, 3));  // declines what it does not remember
+    CHECK(pool.reserve(Keys({0, 1, 2, 3, 4, 5}).asked, none) == std::vector<Block>(6, kNoBlock));
+    CHECK(pool.reserve(Keys({0, 1, 2}).asked, none) == std::vector<Block>({0, 1, kNoBlock}));
+}
+
 // The medium refuses everything, and later nothing: in virtual time.
 void refusals() {
     constexpr auto second = memlane::os::kSecond;
@@ -280,6 +289,7 @@ int main(int argc, char**) {
     pinned_blocks_are_passed_once();
     refused_blocks_are_retired();
     pinned_blocks_are_not_used();
+    the_first_keys_of_a_call_are_remembered_longest();
     refusals();
     refused_reads();
     return 0;

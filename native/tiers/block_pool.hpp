@@ -114,7 +114,8 @@ public:
         bool may_use_retired = true;     // where there is no other block
     };
 
-    // A block for each key that is not there, as far as they fit, the first keys first; kNoBlock for those that are skipped.
+    // A block for each key that is not there, as far as they fit, the first keys first; kNoBlock for those that are skipped. The
+    // policy is asked for the last key first, before it evicts any: as if each key had been stored alone, in that order.
     // `evicted` is called with the bytes of each key that makes room, and its block: that block is aside now if there were
     // spare ones, unless it is the block of a later key of the same call, whose victims are worth more.
     template <class Evicted>
@@ -130,10 +131,13 @@ public:
             }
         } const settled{*this};
         try {
-            for (std::size_t at = 0; at < asked.size(); ++at) {
-                if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
-                blocks.push_back(reserve_one(asked[at], evicted, limits));
+            std::vector<std::optional<Admission>> admitted(asked.size());
+            for (std::size_t at = asked.size(); at-- > 0;) {
+                if (at >= kAhead) index_.prefetch(asked[at - kAhead].hash);
+                if (index_.find(asked[at].hash) == kNoBlock) admitted[at] = policy_->admit(asked[at].hash);
             }
+            for (std::size_t at = 0; at < asked.size(); ++at)
+                blocks.push_back(reserve_one(asked[at], admitted[at], evicted, limits));
         } catch (...) {
             for (const Block block : blocks)
                 if (block != kNoBlock) give_back(block);
@@ -206,7 +210,7 @@ public:
         if (index_.find(key.hash) != kNoBlock) return false;
         const Block block = take_free();
         if (block == kNoBlock) return false;
-        Admission admission = policy_->admit(key.hash, key.bytes);
+        Admission admission = policy_->admit(key.hash);
         if (admission == Admission::kDeclined) admission = Admission::kNew;
         give_key(block, key);
         states_[block] = State::kStored;
@@ -439,16 +443,17 @@ private:
         __builtin_prefetch(&states_[block]);
     }
 
+    // `admitted`: nullopt if the key was there, and may have been evicted for one before it.
     template <class Evicted>
-    Block reserve_one(const Asked& key, const Evicted& evicted, Limits& limits) {
+    Block reserve_one(const Asked& key, std::optional<Admission> admitted, const Evicted& evicted, Limits& limits) {
         if (index_.find(key.hash) != kNoBlock) return kNoBlock;
-        const Admission admission = policy_->admit(key.hash, key.bytes);
+        const Admission admission = admitted ? *admitted : policy_->admit(key.hash);
         if (admission == Admission::kDeclined) {
             ++counts_.declined;
             return kNoBlock;
         }
         Block block = take_free();
-        if (block == kNoBlock && limits.victims > 0 && (block = policy_->victim(admission, pins_)) != kNoBlock) {
+        if (block == kNoBlock && limits.victims > 0 && (block = policy_->victim(admission, pins_, key.bytes)) != kNoBlock) {
             --limits.victims;
             evicted(keys_.of(block), block);
             note(block, false);

@@ -36,10 +36,10 @@ public:
 
     // Of a key that is not there. Learns from the miss.
     virtual Admission admit(Key key) = 0;
-    virtual Admission admit(Key key, std::span<const std::byte> /*bytes*/) { return admit(key); }
 
     // The block to evict for it; the policy forgets the block. kNoBlock if all are pinned. May throw.
     virtual Block victim(Admission incoming, Pins pins) = 0;
+    virtual Block victim(Admission incoming, Pins pins, std::span<const std::byte> /*bytes*/) { return victim(incoming, pins); }
 
     // The block is reserved for that key, and may come back without having been inserted. False: declined after all.
     // May throw.

@@ -34,12 +34,9 @@ public:
 
     void touch(tiers::Block block) override { policy_.attr("touch")(bytes_of(pool_->key_of(block))); }
     tiers::Admission admit(tiers::Key) override { return tiers::Admission::kNew; }
-    tiers::Admission admit(tiers::Key, std::span<const std::byte> bytes) override {
-        incoming_ = bytes_of(bytes);
-        return tiers::Admission::kNew;
-    }
 
-    tiers::Block victim(tiers::Admission, tiers::Pins) override {
+    tiers::Block victim(tiers::Admission, tiers::Pins) override { return tiers::kNoBlock; }
+    tiers::Block victim(tiers::Admission, tiers::Pins, std::span<const std::byte> incoming) override {
         // Whoever keeps the function beyond the call may outlive the pool: no key is free then.
         const auto here = std::make_shared<const PythonPolicy*>(this);
         const struct End {
@@ -51,7 +48,7 @@ public:
             const tiers::Block block = (*here)->find(key);
             return block != tiers::kNoBlock && !(*here)->pool_->is_pinned(block);
         });
-        const nb::object evicted = policy_.attr("evict")(incoming_, is_free);
+        const nb::object evicted = policy_.attr("evict")(bytes_of(incoming), is_free);
         if (evicted.is_none()) return tiers::kNoBlock;
         const tiers::Block block = find(evicted);
         if (block == tiers::kNoBlock || pool_->is_pinned(block)) {
@@ -87,7 +84,6 @@ private:
     }
 
     nb::object policy_;
-    nb::object incoming_;
     const tiers::BlockPool* pool_ = nullptr;
 };
 
