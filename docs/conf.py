@@ -1,11 +1,15 @@
 """How Sphinx builds the manual; `make docs` runs it."""
 
+import sys
 import tomllib
 from pathlib import Path
+
+from sphinx.application import Sphinx
 
 import memlane
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # for tests.docs.texts
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Source"]
 
@@ -70,3 +74,15 @@ html_theme_options = {
 highlight_language = "none"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
+
+
+def add_texts(_app: Sphinx, name: str, source: list[str]) -> None:
+    """Adds every text of the source to the page of them."""
+    if name == "troubleshooting/every-text":
+        from tests.docs.texts import page
+
+        source[0] += page()
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", add_texts)

@@ -12,18 +12,15 @@ from pathlib import Path
 
 from sphinx.search.en import SearchEnglish
 
-from tests.docs.manual import TROUBLESHOOTING, literal_lines
 from tests.docs.texts import texts
 
 
 def main() -> int:
     index = _index(Path(sys.argv[1]))
-    pages = {page.stem: set(literal_lines(page)) for page in TROUBLESHOOTING}
     missed = [
-        f"{place}: {text}: {', '.join(lost)}"
-        for text, place in texts().items()
-        for page in (next((name for name, lines in pages.items() if text in lines), ""),)
-        if (lost := index.words_not_on(f"troubleshooting/{page}", text))
+        f"{origin.place}: {text}: {', '.join(lost)}"
+        for text, origin in texts().items()
+        if (lost := index.words_not_on("troubleshooting/every-text", text))
     ]
     print(f"{len(texts())} texts, {len(missed)} of which the search does not find")
     print(*missed, sep="\n")

@@ -19,7 +19,7 @@ ENGINE_LINES = {
     "insufficient-space.md",
     "rpc-timed-out.md",
 }
-OWN_TEXTS = [page for page in TROUBLESHOOTING if page.name not in {*ENGINE_LINES, "index.md"}]
+LINES = ROOT / "docs/troubleshooting/lines.md"  # those that people meet
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"(?:^<!-- (.*?) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -4,17 +4,16 @@ A template is the text with a placeholder in braces for each expression, as the 
 `reader {rank} (pid {pid}) died{detail}`. Whatever looks like a sentence counts, wherever it stands,
 so that a new text cannot be missed; what no user ever sees is named below.
 
-    python -m tests.docs.texts    renames placeholders in docs/troubleshooting as the code did, and
-                                  lists the texts that the pages lack, and those that no code says
+The manual's page of every text is made of them (docs/conf.py).
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 LOGS = {"debug", "info", "warning", "error", "exception", "warn", "add_note"}
@@ -40,24 +39,54 @@ SILENT = {
 }
 
 
-def texts() -> dict[str, str]:
-    """Each template, without surrounding spaces, with a place where it stands."""
-    found: dict[str, str] = {}
+LOG, PART = "Log lines", "Parts of other texts"
+
+
+class Origin(NamedTuple):
+    """Where a text stands, and the error that it belongs to, `LOG` or `PART`."""
+
+    place: str
+    kind: str
+
+
+def texts() -> dict[str, Origin]:
+    """Each template, without surrounding spaces, with its origin."""
+    found: dict[str, Origin] = {}
     for path in sorted(ROOT.glob("src/memlane/**/*.py")):
         own = ("replay.py", "conformance.py", "catalogue.py", "exposition.py", "tier_counters.py")
         if "cli" in path.relative_to(ROOT).parts or path.name in own:
             continue  # what commands show, and complain of in their own words; a suite of tests;
             # what metrics mean, which docs/reference/metrics.md says
-        for line, text in _python(path.read_text(), path.name == "errors.py"):
-            found.setdefault(text, f"{path.relative_to(ROOT)}:{line}")
+        for line, text, kind in _python(path.read_text(), path.name == "errors.py"):
+            found.setdefault(text, Origin(f"{path.relative_to(ROOT)}:{line}", kind))
     for pattern in ("**/*.hpp", "**/*.cpp"):
         for path in sorted((ROOT / "native").glob(pattern)):
             if "tests" not in path.relative_to(ROOT).parts:
                 for line, text in _native(path.read_text()):
-                    found.setdefault(text, f"{path.relative_to(ROOT)}:{line}")
+                    found.setdefault(text, Origin(f"{path.relative_to(ROOT)}:{line}", PART))
     for silent in SILENT:
         del found[silent]
     return found
+
+
+def page() -> str:
+    """The manual's page of every text: a heading and a block for each error, then the others."""
+    groups: dict[str, list[str]] = {}
+    for text, origin in texts().items():
+        groups.setdefault(origin.kind, []).append(text)
+    ends = (LOG, PART)
+    order = [*sorted(groups.keys() - {*ends}), *(kind for kind in ends if kind in groups)]
+    blocks = ["\n".join(groups[kind]) for kind in order]
+    return "".join(
+        f"\n## {kind}\n\n```text\n{block}\n```\n"
+        for kind, block in zip(order, blocks, strict=True)
+    )
+
+
+def pattern(template: str) -> re.Pattern[str]:
+    """What a template looks like with anything in its places."""
+    parts = re.split(r"\{(?:[^{}]|\{[^{}]*\})*\}|%[.\d]*[dsrfx]", template)
+    return re.compile(".*?".join(map(re.escape, parts)))
 
 
 def _words(template: str) -> int:
@@ -73,14 +102,18 @@ def _is_text(template: str, least: int) -> bool:
 # Python ---------------------------------------------------------------------------------------
 
 
-def _python(source: str, defines_errors: bool) -> Iterator[tuple[int, str]]:
+def _python(source: str, defines_errors: bool) -> Iterator[tuple[int, str, str]]:
     tree = ast.parse(source)
-    shown: set[ast.AST] = set()  # nodes within what is raised or logged
+    shown: dict[ast.AST, str] = {}  # nodes within what is raised or logged, and as what
     errors: set[ast.AST] = set()  # what an error passes to its base: its whole text
     skipped: set[ast.AST] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _is_log(node)):
-            shown.update(ast.walk(node))
+        if isinstance(node, ast.ClassDef) and defines_errors:
+            shown.update(dict.fromkeys(ast.walk(node), node.name))
+        if isinstance(node, ast.Raise):
+            shown.update(dict.fromkeys(ast.walk(node), _error_of(node)))
+        elif isinstance(node, ast.Call) and _is_log(node):
+            shown.update(dict.fromkeys(ast.walk(node), LOG))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
             errors.update(node.args if defines_errors else ())
         elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
@@ -112,7 +145,14 @@ def _python(source: str, defines_errors: bool) -> Iterator[tuple[int, str]]:
             continue
         least = 1 if node in shown else 2 if isinstance(node, ast.JoinedStr) else 3
         if node in errors or _is_text(text, least):
-            yield node.lineno, text.strip()
+            yield node.lineno, text.strip(), shown.get(node, PART)
+
+
+def _error_of(statement: ast.Raise) -> str:
+    """The class that is raised, if it is named there."""
+    raised = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
+    name = getattr(raised, "attr", getattr(raised, "id", ""))
+    return name if name[:1].isupper() else PART
 
 
 def _is_log(call: ast.Call) -> bool:
@@ -222,33 +262,3 @@ def _placeholder(code: str) -> str:
     while found := _CONVERSION.fullmatch(code):
         code = found.group(1)
     return f"{{{code}}}" if code else ""
-
-
-# The pages --------------------------------------------------------------------------------------
-
-_PLACEHOLDER = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
-
-
-def main() -> int:
-    """Brings the pages up to date as far as no word has changed."""
-    from tests.docs.manual import OWN_TEXTS, literal_lines
-
-    known = texts()
-    shown = {line: page for page in OWN_TEXTS for line in literal_lines(page)}
-    missing = {text: place for text, place in known.items() if text not in shown}
-    for line in [line for line in shown if line not in known]:
-        page, bare = shown[line], _PLACEHOLDER.sub("{}", line)
-        renamed = [text for text in missing if _PLACEHOLDER.sub("{}", text) == bare]
-        if len(renamed) == 1:
-            page.write_text(page.read_text().replace(f"\n{line}\n", f"\n{renamed[0]}\n"))
-            print(f"{page.name}: {line}\n    is now {renamed[0]}")
-            del missing[renamed[0]]
-        else:
-            print(f"{page.name}: no code says {line}")
-    for text, place in missing.items():
-        print(f"{place}: no page has {text}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
