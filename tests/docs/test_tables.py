@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memlane
-from memlane import errors
+from memlane import errors, tiers
 from memlane.broadcast import handle
 from memlane.broadcast.protocol import frames
 from memlane.groups import TcpGroup
@@ -54,6 +54,9 @@ def _builtins_of(kind: type) -> set[str]:
     }
 
 
+_TIERS = {name for name in tiers.__all__ if re.search(r"\wTier$|Pool$|Array$|Chain$", name)}
+
+
 def _constructors() -> dict[str, Any]:
     from memlane import MessageQueue
 
@@ -67,6 +70,9 @@ def _constructors() -> dict[str, Any]:
         "SharedOffloadRegion": memlane.SharedOffloadRegion,
         "copy_blocks": memlane.copy_blocks,
         "memlane.groups.TcpGroup": TcpGroup,
+        "Gather": memlane.Gather,
+        "WorkerGroup": memlane.WorkerGroup,
+        **{f"memlane.tiers.{name}": getattr(tiers, name) for name in sorted(_TIERS)},
     }
 
 
@@ -88,6 +94,8 @@ def _default_of(parameter: inspect.Parameter) -> str:
         return "required"
     if isinstance(parameter.default, type):
         return parameter.default.__name__
+    if callable(parameter.default):
+        return "no changes"
     return repr(parameter.default)
 
 

@@ -78,8 +78,7 @@ def page() -> str:
     order = [*sorted(groups.keys() - {*ends}), *(kind for kind in ends if kind in groups)]
     blocks = ["\n".join(groups[kind]) for kind in order]
     return "".join(
-        f"\n## {kind}\n\n```text\n{block}\n```\n"
-        for kind, block in zip(order, blocks, strict=True)
+        f"\n## {kind}\n\n```text\n{block}\n```\n" for kind, block in zip(order, blocks, strict=True)
     )
 
 

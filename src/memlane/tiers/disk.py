@@ -139,7 +139,7 @@ class DiskStatistics:
 class DiskTier(Tier):
     """Blocks in a pair of files, one slot each; never more than their capacity::
 
-        with DiskTier("/nvme/kv", region.rows, "200GiB", namespace="llama-3-8b") as tier:
+        with DiskTier("/nvme/kv", rows, "200GiB", namespace="llama-3-8b") as tier:
             ticket = tier.store(keys, ids)
             for done in tier.poll():
                 ...

@@ -62,7 +62,7 @@ class _Job:
 class DiskArray(Tier):
     """Blocks on several disks, each with a `DiskTier` of its own::
 
-        with DiskArray(["/nvme0/kv", "/nvme1/kv"], region.rows, "200GiB") as tier:
+        with DiskArray(["/nvme0/kv", "/nvme1/kv"], rows, "200GiB") as tier:
             ...
 
     A key belongs to one disk, by its hash and the path of the folder; a disk with twice as many

@@ -57,7 +57,7 @@ _RPC = (-900, -901)
 class MooncakeTier(RemoteTier):
     """Blocks in the memory of the machines of a Mooncake Store, whose master evicts them::
 
-        with MooncakeTier("master:50051", region.rows, segment="16GiB") as tier:
+        with MooncakeTier("master:50051", rows, segment="16GiB") as tier:
             ticket = tier.store(keys, ids)
             for done in tier.poll():
                 ...

@@ -63,7 +63,7 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 class ObjectTier(RemoteTier):
     """Blocks in a bucket of an object store, where other machines find them::
 
-        with ObjectTier("s3://bucket/kv", region.rows, namespace="llama-3-8b") as tier:
+        with ObjectTier("s3://bucket/kv", rows, namespace="llama-3-8b") as tier:
             ticket = tier.store(keys, ids)
             for done in tier.poll():
                 ...

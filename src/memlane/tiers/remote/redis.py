@@ -44,7 +44,7 @@ _Value = tuple[bytes, memoryview]
 class RedisTier(RemoteTier):
     """Blocks on a Redis or Valkey server, which evicts them by its own `maxmemory-policy`::
 
-        with RedisTier("redis://cache:6379/0", region.rows, namespace="llama-3-8b") as tier:
+        with RedisTier("redis://cache:6379/0", rows, namespace="llama-3-8b") as tier:
             ticket = tier.store(keys, ids)
             for done in tier.poll():
                 ...
