@@ -19,7 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from memlane import Handle, MessageQueue, ShmRingBuffer, WriterClosed
+from memlane.cli import export
 from tests.support import PATIENCE, Aside, Link, assert_in_time, dismiss, run_memlane, start, until
 from tests.support.exporters import Browser, Exporter, browser, exporter
 from tests.support.missing import needed
@@ -578,3 +579,22 @@ def timeline(
     assert counters
     assert all(isinstance(value, int) for each in counters for value in each["args"].values())
     return trace
+
+
+def test_a_death_between_two_scrapes_is_counted_and_outlives_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody looks between them but for the end of a participant."""
+    line = 'memlane_queue_deaths_total{queue="steps",role="reader"} '
+    queue = MessageQueue(1, 1, name="steps")
+    reader = start_reader(queue.export_handle())
+    queue.wait_until_ready(PATIENCE)
+    with closing(export.Source(None)) as source:
+        assert f"{line}0\n" in source.metrics()
+        monkeypatch.setattr(export, "_FRESH", float("inf"))  # a scrape takes no look
+        reader.peer.kill()
+        until(lambda: f"{line}1\n" in source.metrics(), "it is counted", pause=0.01)
+        monkeypatch.undo()
+        queue.close()
+        assert f"{line}1\n" in source.metrics()
+        assert "memlane_look_errors_total 0\n" in source.metrics()

@@ -64,6 +64,25 @@ def test_a_tier_that_is_left_out_or_whose_files_are_gone(
     assert alerts(series, alert, tmp_path) == fires
 
 
+@pytest.mark.parametrize(
+    ("values", "fires"), [(f"0x{SAMPLES - 3} 1x3", True), (f"0x{SAMPLES}", False)]
+)
+def test_a_death_that_has_ended_its_engine(values: str, fires: bool, tmp_path: Path) -> None:
+    """The queue is gone, and the exporter still says so."""
+    name = "memlane_queue_deaths_total"
+    series = [{"series": f'{name}{{queue="steps",role="reader"}}', "values": values}]
+    assert alerts(series, "MemlaneProcessDied", tmp_path) == fires
+
+
+@pytest.mark.parametrize(("value", "fires"), [(600, False), (3600, True)])
+def test_a_start_is_no_stall_and_late_after_half_an_hour(
+    value: int, fires: bool, tmp_path: Path
+) -> None:
+    series = [{"series": 'memlane_starting_seconds{queue="q"}', "values": f"{value}x{SAMPLES}"}]
+    assert alerts(series, "MemlaneStartIsLate", tmp_path) == fires
+    assert not alerts(series, "MemlaneStuck", tmp_path)
+
+
 def alerts(series: list[dict[str, str]], name: str, folder: Path) -> bool:
     """Whether that alert fires after two hours."""
     (folder / "alerts.yml").write_text((files("memlane.metrics") / "alerts.yml").read_text())

@@ -16,6 +16,7 @@ from memlane.inspect.segment import Deliveries, Participant, Segment
 from memlane.inspect.waits import Wait
 from memlane.metrics import Collector, exposition
 from memlane.metrics.catalogue import BOUNDS, METRICS, cumulative, measure
+from memlane.metrics.tally import Tally
 from tests.support.queues import queue_of
 
 pytestmark = pytest.mark.unit
@@ -60,7 +61,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def value(name: str, **labels: str) -> float:
-    return samples(exposition.text(measure(LOOK, SHM)))[name, frozenset(labels.items())]
+    return samples(exposition.text(measure(LOOK, SHM, Tally())))[name, frozenset(labels.items())]
 
 
 def test_what_is_measured() -> None:
@@ -99,7 +100,7 @@ def test_delivery_times() -> None:
 def test_one_sample_for_the_same_labels() -> None:
     """Though a segment has the name of one that is still held, and slots say the same."""
     twice = replace(QUEUE, participants=(WRITER, READER, READER))
-    text = exposition.text(measure(Look(100.0, [twice, QUEUE], []), SHM))
+    text = exposition.text(measure(Look(100.0, [twice, QUEUE], []), SHM, Tally()))
     lines = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(lines) == len(set(lines))
 

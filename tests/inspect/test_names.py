@@ -18,6 +18,7 @@ from memlane.inspect.segment import Segment
 from memlane.inspect.waits import headline
 from memlane.metrics import exposition
 from memlane.metrics.catalogue import measure
+from memlane.metrics.tally import Tally
 from tests.support import dismiss, until
 from tests.support.queues import (
     fill,
@@ -140,7 +141,7 @@ def test_stuck_and_the_metric_say_it() -> None:
         until(lambda: stuck(0.0), "the full ring is seen")
         [wait] = stuck(0.0)
         assert " of steps blocked for " in headline(wait, writing.title(wait.segment, wait.label))
-        text = exposition.text(measure(Look(0.0, looked(), [wait]), SHM))
+        text = exposition.text(measure(Look(0.0, looked(), [wait]), SHM, Tally()))
         stuck_line = next(line for line in text.splitlines() if line.startswith("memlane_stuck_"))
         assert 'queue="steps"' in stuck_line
         assert name_in(writer.handle) not in text
@@ -149,7 +150,7 @@ def test_stuck_and_the_metric_say_it() -> None:
 
 def test_series_survive_a_restart_and_two_of_one_name_stay_two() -> None:
     def labels() -> set[str]:
-        text = exposition.text(measure(Look(0.0, looked(), []), SHM))
+        text = exposition.text(measure(Look(0.0, looked(), []), SHM, Tally()))
         lines = [line for line in text.splitlines() if line.startswith("memlane_queue_chunks{")]
         return {line.partition('"')[2].partition('"')[0] for line in lines}
 

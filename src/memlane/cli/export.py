@@ -15,21 +15,26 @@ from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from itertools import chain
 from socketserver import TCPServer
 from typing import Any
 
 from memlane._base.blame import blocked, listed
+from memlane._base.descriptors import new_event
 from memlane.cli.ls import as_json
 from memlane.cli.writing import json_text, title
 from memlane.errors import MemlaneError, system_fault
+from memlane.inspect.decisions import Process, process_of
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space
 from memlane.inspect.waits import Wait, headline, title_of
 from memlane.metrics import exposition
 from memlane.metrics.catalogue import measure
+from memlane.metrics.tally import Tally, taken
 
 AFTER = 0.5  # seconds, after which a wait is shown
 _SEARCH_EVERY = 10.0  # seconds between two searches for who holds what; 0.1 s of a core each
+_MOST_WATCHED = 256  # processes, by a descriptor each
 _FRESH = 0.2  # seconds that a look serves for all who ask
 _PATIENCE = 10.0  # seconds that a client may take for its request
 _MOST_CLIENTS = 32
@@ -39,37 +44,116 @@ _POLICY = (
 )
 
 
+class _Ends:
+    """Wakes one thread when a watched process ends, or another thread wants it."""
+
+    def __init__(self) -> None:
+        self._event = new_event()
+        self._poller = select.poll()
+        self._poller.register(self._event, select.POLLIN)
+        self._watched: dict[Process, int] = {}  # pidfds
+
+    def watch(self, processes: set[Process]) -> set[Process]:
+        """Watches these, and no others; returns those that have ended before."""
+        for old in self._watched.keys() - processes:
+            self._forget(old)
+        ended = set()
+        for new in list(processes - self._watched.keys())[: _MOST_WATCHED - len(self._watched)]:
+            try:
+                self._watched[new] = os.pidfd_open(new.pid)
+            except ProcessLookupError:
+                ended.add(new)
+            except OSError:  # no pidfds, or no descriptors: looks find the death
+                break
+            else:
+                self._poller.register(self._watched[new], select.POLLIN)
+        return ended
+
+    def _forget(self, process: Process) -> None:
+        descriptor = self._watched.pop(process)
+        self._poller.unregister(descriptor)
+        os.close(descriptor)
+
+    def wait(self, seconds: float) -> set[Process]:
+        """Returns those that have ended, when one has; they are not watched any more."""
+        ready = {descriptor for descriptor, _ in self._poller.poll(1000 * max(0.0, seconds) + 1)}
+        if self._event in ready:
+            os.eventfd_read(self._event)
+        ended = {each for each, descriptor in self._watched.items() if descriptor in ready}
+        for each in ended:
+            self._forget(each)
+        return ended
+
+    def wake(self) -> None:
+        os.eventfd_write(self._event, 1)
+
+    def close(self) -> None:
+        """Not beside a call."""
+        self.watch(set())
+        os.close(self._event)
+
+
 class Source:
     """What is served: one look for all who ask at the same time. A thread finds out who holds what,
-    so that no answer waits for that."""
+    so that no answer waits for that, and looks when a participant ends: an engine that a death ends
+    is gone long before the next scrape."""
 
     def __init__(self, pid: int | None) -> None:
         self._looks = Looks(pid, AFTER, search_every=float("inf"))
         self._looks.search()
         self._lock = threading.Lock()
         self._look: Look | None = None
-        self._over = threading.Event()
+        self._tally = Tally()
+        self._ends = _Ends()
+        self._participants: set[Process] = set()
+        self._is_over = False
         self._thread = threading.Thread(target=self._search, name="memlane-search", daemon=True)
         self._thread.start()
 
     def _search(self) -> None:
-        while not self._over.wait(_SEARCH_EVERY):
+        due = time.monotonic() + _SEARCH_EVERY
+        while not self._is_over:
             with suppress(MemlaneError, OSError):  # such as no descriptor left: the next one may do
-                self._looks.search()
+                ended = self._ends.watch(self._participants)
+                ended = ended or self._ends.wait(due - time.monotonic())
+                if ended:
+                    with self._lock:  # else they would be waited for again if this look fails
+                        self._participants -= ended
+                    self._take()
+                elif time.monotonic() >= due:
+                    due = time.monotonic() + _SEARCH_EVERY
+                    self._looks.search()
+                    self._take()
 
     def close(self) -> None:
-        self._over.set()
+        self._is_over = True
+        self._ends.wake()
         self._thread.join()
+        self._ends.close()
+
+    def _take(self) -> Look:
+        with self._lock:
+            self._look = taken(self._looks, self._tally)
+            people = chain.from_iterable(
+                each.participants for each in self._look.segments if each.kind == "queue"
+            )
+            found = set(filter(None, map(process_of, people)))
+            if not found <= self._participants:
+                self._ends.wake()
+            self._participants = found
+            return self._look
 
     def look(self) -> Look:
         """Raises SystemFault as `memlane.inspect.segments`."""
-        with self._lock:
-            if self._look is None or time.monotonic() - self._look.at >= _FRESH:
-                self._look = self._looks.take()
-            return self._look
+        look = self._look
+        if look is None or time.monotonic() - look.at >= _FRESH:
+            look = self._take()
+        return look
 
     def metrics(self) -> str:
-        return exposition.text(measure(self.look(), free_space()))
+        look = self.look()
+        with self._lock:
+            return exposition.text(measure(look, free_space(), self._tally))
 
     def as_json(self) -> dict[str, Any]:
         """Bytes and seconds, as `memlane ls --json`, and who is stuck."""

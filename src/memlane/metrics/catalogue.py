@@ -14,6 +14,7 @@ from memlane._base.naming import names_of
 from memlane._base.tier_counters import TIER_COUNTERS, TIER_TIMES
 from memlane.inspect.looks import Look
 from memlane.inspect.segment import Deliveries, Participant, Segment
+from memlane.metrics.tally import Tally
 
 Kind = Literal["counter", "gauge", "histogram"]
 Sample = tuple[tuple[str, ...], float | Deliveries]
@@ -98,6 +99,15 @@ UNREADABLE = Metric("memlane_unreadable_segments", "gauge", "Segments that canno
 SHM_SIZE = Metric("memlane_shm_bytes", "gauge", "Size of /dev/shm.", ())
 SHM_FREE = Metric("memlane_shm_free_bytes", "gauge", "Free bytes of /dev/shm.", ())
 BUILD = Metric("memlane_build_info", "gauge", "1; the version of what has looked.", ("version",))
+DEATHS = _queue(
+    "deaths_total",
+    "counter",
+    "Deaths that this observer has seen, of writers and readers that had not closed; of queues "
+    "without a name together.",
+    ("queue", "role"),
+)
+LOOK_ERRORS = Metric("memlane_look_errors_total", "counter", "Looks that failed.", ())
+LOOK_SECONDS = Metric("memlane_look_seconds", "gauge", "Seconds that the look took.", ())
 PINNED = Metric(
     "memlane_store_pinned_objects",
     "gauge",
@@ -140,6 +150,7 @@ _TIMES = {
 METRICS = (
     *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, SKIPPED, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
     *(ELSEWHERE, STUCK, STARTING, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE),
+    *(DEATHS, LOOK_ERRORS, LOOK_SECONDS),
     *(SHM_SIZE, SHM_FREE, BUILD, PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
     *_TIMES.values(),
 )
@@ -158,11 +169,12 @@ class _Samples:
         self.of[metric].setdefault(labels, value)
 
 
-def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
+def measure(look: Look, shm: Mapping[str, int], tally: Tally) -> Iterator[Family]:
     """All metrics, those without samples too.
 
     Args:
         shm: bytes of /dev/shm: `total` and `free`.
+        tally: what this observer has counted up to this look.
     """
     samples = _Samples()
     titles = _titles(look.segments)
@@ -197,6 +209,10 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
     samples.add(SHM_SIZE, (), shm["total"])
     samples.add(SHM_FREE, (), shm["free"])
     samples.add(BUILD, (__version__,), 1)
+    for of, count in tally.deaths.items():
+        samples.add(DEATHS, of, count)
+    samples.add(LOOK_ERRORS, (), tally.errors)
+    samples.add(LOOK_SECONDS, (), tally.seconds)
     for metric, values in samples.of.items():
         yield metric, list(values.items())
 

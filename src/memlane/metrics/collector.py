@@ -23,6 +23,7 @@ from memlane._locks import Lock
 from memlane.inspect.looks import Looks
 from memlane.inspect.segment import Deliveries, free_space
 from memlane.metrics.catalogue import BOUNDS, METRICS, Metric, cumulative, measure
+from memlane.metrics.tally import Tally, taken
 
 _SEARCH_EVERY = 0.5  # seconds: cheap, as only this process is searched
 
@@ -36,6 +37,7 @@ class Collector(ClientCollector):
     def __init__(self) -> None:
         self._looks = Looks(os.getpid(), search_every=_SEARCH_EVERY)
         self._lock = Lock()
+        self._tally = Tally()
 
     @classmethod
     def of_user(cls) -> Self:
@@ -55,8 +57,9 @@ class Collector(ClientCollector):
             SystemFault: as `memlane.inspect.segments`.
         """
         with self._lock:
-            look = self._looks.take()
-        for metric, samples in measure(look, free_space()):
+            look = taken(self._looks, self._tally)
+            families = list(measure(look, free_space(), self._tally))
+        for metric, samples in families:
             family = _family(metric)
             for labels, value in samples:
                 if isinstance(value, Deliveries):
