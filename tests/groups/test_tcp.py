@@ -487,6 +487,38 @@ def test_a_connection_that_comes_back_is_no_death(monkeypatch: pytest.MonkeyPatc
         assert board._DEAD not in keeper._values
 
 
+@pytest.mark.parametrize("verb", ["get", "set", "add"])
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_what_is_lost_with_a_connection_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, lost: str, verb: str
+) -> None:
+    """The board does it once. Fails without that: the call waited for its whole timeout."""
+    monkeypatch.setattr(board, "_RECONNECTION", PATIENCE)
+    with groups_of("tcp", 2) as groups, groups[1].collectives(Deadline(PATIENCE)) as call:
+        keeper, store, cuts = groups[0]._board, call._store, []
+        store.set("key", b"before")
+        take = keeper._take
+
+        def losing(client: bytes, request: bytes) -> None:
+            if board._decode_request(request)[1] == verb and not cuts:
+                cuts.append(verb)
+                cut(keeper._members.connections[client].descriptor)
+                if lost == "request":
+                    return
+            take(client, request)
+
+        monkeypatch.setattr(keeper, "_take", losing)
+        if verb == "add":
+            assert [store.add("number", 1) for _ in range(2)] == [1, 2]
+        elif verb == "set":
+            store.set("key", b"after")
+            assert store.get("key", PATIENCE) == b"after"
+        else:
+            assert store.get("key", PATIENCE) == b"before"
+        assert cuts
+        store.delete("key")
+
+
 def test_a_connection_that_comes_back_while_its_rank_computes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -507,7 +539,7 @@ def test_a_connection_that_comes_back_while_its_rank_computes(
                     return call.broadcast(1, made)
 
             writing = Aside(write)
-            assert computes.wait(PATIENCE)  # a request lost with its connection is not repeated
+            assert computes.wait(PATIENCE)
             (connection,) = keeper._members.connections.values()
             cut(connection.descriptor)
             until(lambda: keeper._lost, "the connection is lost")

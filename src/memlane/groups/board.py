@@ -5,13 +5,16 @@ it leaves nor connects again, the rank has died: the board lists it, and wakes a
 
 The wire format is MessagePack over CurveZMQ, encrypted and mutually authenticated, because handles
 carry secrets. A request is [number, verb, key, argument], its answer [number, value]; both are sent
-in parts of `_PART` bytes, because neither side accepts larger frames from an unknown peer.
+in parts of `_PART` bytes, because neither side accepts larger frames from an unknown peer. A rank
+that has lost its connection repeats the request that it waits for, and the board does it once: the
+number shows whose it is, and which.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import select
 import time
 from collections.abc import Iterator
@@ -60,6 +63,7 @@ _RECONNECTION = 0.8
 _LONGEST = 3.0e6  # seconds, for `timeout=None`; larger values overflow in C
 _LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 24 days
 _PART = MOST_BYTES - 96  # CURVE adds less than that
+_COUNT_BITS = 32  # of a request's number; the others are its store's own
 HANDSHAKE = 10.0
 """Seconds that a connecting peer has to prove its key."""
 
@@ -149,6 +153,7 @@ class Board:
         # rank -> its pid; it may come back until; whether it may be in a handshake even then
         self._lost: dict[int, tuple[int, Deadline, bool]] = {}
         self._dead: dict[int, int] = {}  # rank -> its pid
+        self._done: dict[int, tuple[int, Any]] = {}  # the last change of each store, its answer
         self._events = [new_event()]  # one, while it serves
         with undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
@@ -297,21 +302,33 @@ class Board:
                 return
             case "bye":
                 self._ranks.pop(client, None)
+                self._done.pop(number >> _COUNT_BITS, None)
                 self._members.connections.pop(client, None)
                 return
-            case "wake":
-                self._wake_all()
             case "has":
                 answer = key in self._values
+            case _:
+                last, answer = self._done.get(number >> _COUNT_BITS, (None, None))
+                if last != number:  # else it comes again
+                    answer = self._change(verb, key, argument)
+                    self._done[number >> _COUNT_BITS] = number, answer
+        self._send(client, number, answer)
+
+    def _change(self, verb: str, key: str, argument: Any) -> Any:
+        """Returns the answer."""
+        match verb:
+            case "wake":
+                self._wake_all()
             case "set":
                 self._values[key] = argument
-                for other, their_number in self._waiting.pop(key, {}).items():
-                    self._send(other, their_number, argument)
+                for other, number in self._waiting.pop(key, {}).items():
+                    self._send(other, number, argument)
             case "add":
-                answer = self._values[key] = self._values.get(key, 0) + argument
+                self._values[key] = self._values.get(key, 0) + argument
+                return self._values[key]
             case "delete":
                 self._values.pop(key, None)
-        self._send(client, number, answer)
+        return None
 
 
 class BoardStore:
@@ -342,7 +359,8 @@ class BoardStore:
         self.host, self._place = address.host, address.at(port)
         self._rank, self._keeper = rank, keeper
         self._guard = Guard()
-        self._number = 0
+        self._number = secrets.randbits(63 - _COUNT_BITS) << _COUNT_BITS
+        self._last: tuple[object, ...] = ()  # the last request
         self._begun: int | None = None  # calls, also of processes that had this rank before
         self.has_connected = self._is_in_call = self._has_answered = False
         self._lost_at: float | None = None
@@ -450,7 +468,8 @@ class BoardStore:
 
     def _send(self, verb: str, key: str, argument: object) -> None:
         self._number += 1
-        self._post(self._number, verb, key, argument)
+        self._last = self._number, verb, key, argument
+        self._post(*self._last)
 
     def _join(self) -> None:
         """Tells the board whose connection this is, and that its rank is in a call."""
@@ -494,8 +513,10 @@ class BoardStore:
         while True:
             for name, _ in connection.events():
                 if name == "connected":
-                    if self.has_connected and self._is_in_call:
-                        self._join()
+                    if self.has_connected:
+                        if self._is_in_call:
+                            self._join()
+                        self._post(*self._last)  # it may have been lost with the connection
                     self.has_connected = True
                 if name in ("lost", "connected"):
                     self._lost_at = time.monotonic() if name == "lost" else None
