@@ -3,7 +3,7 @@
 // A thread cannot sleep on a futex and on a descriptor, so one thread of this process sleeps on the pidfds of all peers
 // that its ends wait for, and wakes those ends. It decides nothing: the lock does (liveness.hpp), and a process has dropped
 // its locks before its pidfd shows its end. Where pidfd_open is refused, or for a peer of another pid namespace, the slices
-// of a wait remain.
+// of a wait remain. They are what sees a peer that joins and dies within one sleep: joining wakes nobody.
 //
 // No fork finds the thread: Python warns those who fork beside one. It ends before, and the next sleep starts another.
 // Until then the slices remain, too; of an end that is watched, the looks of its lane (watcher.hpp).

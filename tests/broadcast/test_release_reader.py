@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from memlane import MessageQueue
+from memlane import InvalidArgument, MessageQueue
 from tests.support import PATIENCE
 from tests.support.queues import drain, fill, queue_of, refuses
+from tests.support.remote_queues import remote_writer
 
 pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
@@ -34,9 +35,27 @@ def test_an_absent_reader() -> None:
             writer.enqueue(number, timeout=0)
             assert reader.dequeue(timeout=0) == number
         with refuses(ValueError, FileNotFoundError):
-            MessageQueue.create_from_handle(writer.export_handle(9), 9)
+            MessageQueue.create_from_handle(writer.export_handle(), 9)
         writer.wait_until_ready(PATIENCE)
         reader.close()
+
+
+@pytest.mark.parametrize("n_remote", [0, 1])
+@pytest.mark.parametrize("is_released", [False, True], ids=["closed", "released"])
+def test_a_place_that_is_free_has_no_handle(is_released: bool, n_remote: int) -> None:
+    """Until it is readmitted: nobody could attach with one."""
+    with remote_writer(n_remote, 1) as writer:
+        if is_released:
+            writer.release_reader(0)
+        else:
+            MessageQueue.create_from_handle(writer.export_handle(0), 0).close()
+        with refuses(InvalidArgument, match=r"reader 0 has closed or was released.* readmit\(0\)"):
+            writer.export_handle(0)
+        with MessageQueue.create_from_handle(writer.readmit(0), 0) as reader:
+            writer.enqueue("here")
+            assert reader.dequeue(PATIENCE) == "here"
+        if n_remote:
+            writer.release_reader(1)
 
 
 @pytest.mark.parametrize("rank", [-1, 1, 2**70, "0", None, 0.0])

@@ -194,7 +194,7 @@ def test_a_place_is_closed_until_then() -> None:
         other = MessageQueue.create_from_handle(writer.export_handle(1), 1)
         writer.release_reader(0)
         with refuses(RankTaken, match="was released by release_reader"):
-            MessageQueue.create_from_handle(writer.export_handle(0), 0)
+            MessageQueue.create_from_handle(writer.export_handle(), 0)
         writer.enqueue("missed")
         handle = writer.readmit(0)
         writer.enqueue("kept")

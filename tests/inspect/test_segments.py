@@ -147,8 +147,9 @@ def test_memory_that_views_keep() -> None:
         writer.enqueue(np.zeros(2 << 20, np.uint8))
         large = reader.dequeue()
         assert 2 << 20 <= seen(name).participants[1].lent < 3 << 20
+        assert writer.statistics().readers[0].lent == seen(name).participants[1].lent
         del large
-        assert seen(name).participants[1].lent == 0
+        assert seen(name).participants[1].lent == writer.statistics().readers[0].lent == 0
 
 
 def test_a_region() -> None:

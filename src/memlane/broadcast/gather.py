@@ -43,7 +43,12 @@ from memlane.broadcast.handle import (
     id_in,
     id_of_requests,
 )
-from memlane.broadcast.local import RESERVED_CHUNK_BYTES, LocalEnd, has_ended
+from memlane.broadcast.local import (
+    RESERVED_CHUNK_BYTES,
+    LocalEnd,
+    has_ended,
+    place_has_ended,
+)
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import GatherStatistics, WriterStatistics
@@ -145,7 +150,7 @@ class _Ring(LocalEnd[RingReader]):
         self._former = self._totals = former  # of the rings that this rank had before
         segment = RingSegment.create(geometry, self.id, name_of(self.id), RESERVED_CHUNK_BYTES, 1)
         segment.label = label and f"{label}[{rank}]"
-        super().__init__(segment, lambda: RingReader(segment, [0], codec, 0, 0, None))
+        super().__init__(segment, geometry, lambda: RingReader(segment, [0], codec, 0, 0, None))
 
     @property
     def writer_state(self) -> ReaderState:
@@ -171,7 +176,9 @@ class _Writer(LocalEnd[RingWriter]):
         try:
             segment = RingSegment.attach(ring.geometry, ring.name, ring.queue_id, 0)
             super().__init__(
-                segment, lambda: RingWriter(segment, ring.ranks, ring.codec, pool, False)
+                segment,
+                ring.geometry,
+                lambda: RingWriter(segment, ring.ranks, ring.codec, pool, False),
             )
             self.native.expect(1 + handle.n_writer)
         except RankTaken as error:
@@ -556,10 +563,7 @@ class Gather(AnyQueue[M]):
         reader.check()
         ring, g = reader.ring(rank), self._geometry
         if ring.native.is_closed:
-            raise InvalidArgument(
-                f"writer {rank} has closed or was released: nobody can attach in its place until "
-                f"readmit({rank}) returns a new handle"
-            )
+            raise place_has_ended("writer", rank)
         place = (1, g.max_chunk_bytes, g.max_chunks, name_of(ring.id))
         return GatherHandle(
             rank, len(reader.rings), place, ring.id.hex(), self._serializer, self._pool

@@ -117,11 +117,14 @@ class LocalEnd(Generic[Native]):
 
     socket: zmq.Socket[bytes] | None = None
 
-    def __init__(self, segment: RingSegment, make: Callable[[], Native]) -> None:
+    def __init__(
+        self, segment: RingSegment, geometry: RingGeometry, make: Callable[[], Native]
+    ) -> None:
         """Abandons the segment if `make` raises."""
         with undone_by(segment.abandon):
             self.native: Native = make()
         self.segment = segment
+        self._chunk_bytes = geometry.max_chunk_bytes
 
     def wait_until_ready(self, timeout: float | None) -> None:
         self.native.wait_until_ready(timeout)
@@ -189,7 +192,7 @@ class LocalEnd(Generic[Native]):
             waits=waits,
             spills=spills,
             readers=tuple(
-                _reader_statistics(rank, participant(end, slot), published, end)
+                _reader_statistics(rank, participant(end, slot), published, end, self._chunk_bytes)
                 for slot, rank in enumerate(end.ranks, start=1)
             ),
             skipped=0 if isinstance(end, RingWriter) else end.skipped,
@@ -228,7 +231,9 @@ class LocalWriter(LocalEnd[RingWriter]):
         self._has_late_readers = has_late_readers
         self._former_pids: set[int] = set()  # of readers whose places others have
         super().__init__(
-            segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes, has_others)
+            segment,
+            geometry,
+            lambda: RingWriter(segment, ranks, codec, max_extent_bytes, has_others),
         )
         self.sending: Sending = self.native
         self.send: Callable[[Any, float | None], None] = self.native.send
@@ -248,8 +253,11 @@ class LocalWriter(LocalEnd[RingWriter]):
         return self.native.write_block(owner, timeout)
 
     def secrets_for(self, rank: int | None) -> list[str]:
-        if rank is not None and rank not in self.native.ranks:
-            raise no_such_reader(rank, self.native.ranks)
+        if rank is not None:
+            if rank not in self.native.ranks:
+                raise no_such_reader(rank, self.native.ranks)
+            if self._who(rank).state == "closed":
+                raise place_has_ended("reader", rank)
         return []
 
     # For a writer that also has remote readers; its thread may call these while the ring closes.
@@ -344,6 +352,7 @@ class LocalReader(LocalEnd[RingReader]):
                 segment = RingSegment.attach_through(pid, file, *at)
             super().__init__(
                 segment,
+                ring.geometry,
                 lambda: RingReader(segment, ring.ranks, ring.codec, place, opening, ring.origin),
             )
         except RankTaken as error:
@@ -476,7 +485,7 @@ class LonelyWriter:
 
 
 def _reader_statistics(
-    rank: int, who: Seen, published: int, end: RingWriter | RingReader
+    rank: int, who: Seen, published: int, end: RingWriter | RingReader, chunk_bytes: int
 ) -> ReaderStatistics:
     slot, was_here = who.slot, who.slot.pid != 0
     owes_nothing = who.state == "closed" or (end.has_late_readers and who.state == "absent")
@@ -492,8 +501,17 @@ def _reader_statistics(
         views=views,
         views_since=slot.views_since / 1e9 if views else None,
         skipped=slot.skipped,
+        # Of the latest, all that is kept is in `leased_bytes`.
+        lent=slot.leased_bytes + (0 if end.is_latest else views * chunk_bytes),
     )
 
 
 def no_such_reader(rank: int, ranks: Sequence[int]) -> InvalidArgument:
     return InvalidArgument(f"the queue has no reader {rank}: its ranks are {list(ranks)}")
+
+
+def place_has_ended(role: str, rank: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"{role} {rank} has closed or was released: nobody can attach in its place until "
+        f"readmit({rank}) returns a new handle"
+    )

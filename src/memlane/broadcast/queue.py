@@ -498,7 +498,7 @@ class MessageQueue(AnyQueue[M]):
 
         Raises:
             WrongRole: this is a reader.
-            InvalidArgument: the queue has no such reader.
+            InvalidArgument: the queue has no such reader, or its place is free: use `readmit`.
             Closed: this queue was closed.
         """
         writer = self._must_be_writer("export_handle")

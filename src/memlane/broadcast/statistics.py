@@ -27,6 +27,8 @@ class ReaderStatistics:
         address: `host:port` of a reader on another host, else None.
         skipped: with `mode="latest"`, number of messages that it did not get, because it took a
             later one.
+        lent: bytes that cannot be reused because of its arrays and views: chunks, whole, and
+            extents. Those of a reader that has closed are its own until it drops them.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class ReaderStatistics:
     views_since: float | None
     address: str | None = None
     skipped: int = 0
+    lent: int = 0
 
 
 @dataclass(frozen=True)

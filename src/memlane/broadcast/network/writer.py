@@ -457,8 +457,8 @@ class NetworkWriter(NetworkEnd):
 
     def secrets_for(self, rank: int | None) -> list[str]:
         """The secret of the place that is kept for `rank` from now on; None: all secrets."""
-        if self._is_local(rank):
-            return []
+        if self._local is not None and self._is_local(rank):
+            return self._local.secrets_for(rank)
         secrets = self.keys.reader_secrets
         with self.locked():
             self.sending.forget_room()  # as in `_hear`
