@@ -120,6 +120,11 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
         action="store_true",
         help="no live view (it is also off if the output is not a terminal)",
     )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="all that was measured, not only the outcome",
+    )
     _add_work(parser)
     return parser
 

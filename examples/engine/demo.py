@@ -25,7 +25,9 @@ from .summary import (
     print_backing,
     print_images,
     print_line,
+    print_moved,
     print_offload,
+    print_outcome,
     print_requests,
     print_segments,
     print_summary,
@@ -81,13 +83,17 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     with interruptible():
         if murder is not None and not murder.report():
             return 1
-        print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
-        print_texts(batcher.sequences)
-        if crew.images is not None and store is not None:
-            print_images(crew.images, store, crew.reports)
-        if crew.region is not None and backing is not None:
-            print_offload(crew.region, crew.region_starts, batcher.blocks, crew.reports)
-            print_backing(backing, batcher.finds, arguments.tier)
+        print_outcome(progress, seconds, crew.reports)
+        if crew.region is not None:
+            print_moved(crew.reports)
+        if arguments.verbose:
+            print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
+            print_texts(batcher.sequences)
+            if crew.images is not None and store is not None:
+                print_images(crew.images, store, crew.reports)
+            if crew.region is not None and backing is not None:
+                print_offload(crew.region, crew.region_starts, batcher.blocks, crew.reports)
+                print_backing(backing, batcher.finds, arguments.tier)
         if arguments.workload.scaled is not None:
             print_requests(progress)
         clean = print_segments(crew.segments)
@@ -221,13 +227,21 @@ def _compare(config: ModelConfig, arguments: argparse.Namespace, batcher: Batche
 
 def _print_start(crew: LocalCrew, arguments: argparse.Namespace) -> None:
     workload = arguments.workload
-    print(f"memlane engine: {workload.title}")
+    print(f"memlane engine: {_story(arguments)}; {workload.title}")
     pids = ", ".join(str(crew.pid(rank)) for rank in range(arguments.workers))
     print_line("workers", f"{arguments.workers} ready (pids {pids}; scheduler {os.getpid()})")
     if workload.scaled is not None:
         print_line("scaled", workload.scaled)
     if workload.images is not None:
         print_line("images", f"{workload.images}, in a store of {arguments.store_mib} MiB")
+
+
+def _story(arguments: argparse.Namespace) -> str:
+    """Return what to look for in this run."""
+    if not arguments.kill_worker:
+        return f"{arguments.workers} workers share a model"
+    victim = f"worker {arguments.workers // 2} of {arguments.workers}"
+    return f"{victim} is killed, {'named and replaced' if arguments.restart else 'and named'}"
 
 
 def _crew(config: ModelConfig, arguments: argparse.Namespace) -> LocalCrew:

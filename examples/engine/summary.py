@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +24,14 @@ SHOWN_TEXTS = 2
 SHOWN_CHARACTERS = 40
 
 
+LABEL, WIDTH = 22, 100  # columns
+
+
 def print_line(label: str, text: str) -> None:
-    """Print one line, at once even into a pipe."""
-    print(f"  {label:<20}{text}", flush=True)
+    """Print a line, broken at the width, at once even into a pipe."""
+    lines = textwrap.wrap(text, WIDTH - LABEL, break_long_words=False, break_on_hyphens=False)
+    shown = ("\n" + " " * LABEL).join(lines)
+    print(f"  {label:<{LABEL - 2}}{shown}", flush=True)
 
 
 def print_texts(sequences: Sequence[Generated]) -> None:
@@ -45,6 +51,21 @@ def _readable(text: bytes | bytearray) -> str:
     return shown if speaks_unicode else shown.encode("ascii", "replace").decode()
 
 
+def print_outcome(progress: Progress, seconds: float, reports: list[Report]) -> None:
+    """Print how fast it was, and what it cost the workers to wait."""
+    print_line(
+        "speed",
+        f"{progress.tokens / seconds:.0f} tokens/s: {progress.tokens} tokens in {seconds:.2f} s",
+    )
+    waiting_cpu_ns = sum(report.waiting_cpu_ns for report in reports)
+    waiting_ns = sum(report.waiting_ns for report in reports)
+    print_line(
+        "waiting workers",
+        f"{100 * waiting_cpu_ns / waiting_ns:.1f} % of one core each, unpickling included"
+        " (a busy wait: 100 %)",
+    )
+
+
 def print_summary(
     progress: Progress,
     seconds: float,
@@ -53,15 +74,11 @@ def print_summary(
     broadcast: QueueStatistics,
     reports: list[Report],
 ) -> None:
-    """Print how much was generated, how fast, and what scheduler and workers measured.
+    """Print what scheduler and workers measured.
 
     `queue_cpu_ns` and `cpu_ns` are the scheduler's CPU time in its queues, and in all.
     """
     steps = len(progress.steps)
-    print_line(
-        "speed",
-        f"{progress.tokens / seconds:.0f} tokens/s: {progress.tokens} tokens in {seconds:.2f} s",
-    )
     print_line(
         "steps",
         f"{steps}, {steps / seconds:.0f} per second;"
@@ -73,14 +90,6 @@ def print_summary(
         "memlane's share",
         f"{100 * in_queues / in_all:.1f} % of all CPU time: enqueue, dequeue and pickling, also of"
         " the layers' sums, which GPUs exchange themselves",
-    )
-    waiting_cpu_ns = sum(report.waiting_cpu_ns for report in reports)
-    waiting_ns = sum(report.waiting_ns for report in reports)
-    print_line(
-        "waiting workers",
-        f"{100 * waiting_cpu_ns / waiting_ns:.1f} % of one core each, unpickling included"
-        f" ({waiting_cpu_ns / 1e9:.2f} s CPU in {waiting_ns / 1e9:.2f} s of dequeue; a busy wait:"
-        f" 100 %)",
     )
     crowd = f"{len(reports) + 1} processes on {len(os.sched_getaffinity(0))} cores"
     print_line(
@@ -115,24 +124,32 @@ def print_images(images: ImageWriter, store: StoreStatistics, reports: list[Repo
     )
 
 
+def print_moved(reports: list[Report]) -> None:
+    """Print how many bytes of blocks went between device and region."""
+    out, back = (sum(nbytes for nbytes, _ in calls) / 1e9 for calls in _moves(reports))
+    print_line(
+        "blocks moved", f"{out + back:.3f} GB by all workers ({out:.3f} out, {back:.3f} back)"
+    )
+
+
+def _moves(reports: list[Report]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return (bytes, ns) of each call that moved blocks out, and back."""
+    out = [call for report in reports for call in report.moved.swap_out]
+    return out, [call for report in reports for call in report.moved.swap_in]
+
+
 def print_offload(
     plan: RegionPlan, starts: list[RegionStart], blocks: BlockTables, reports: list[Report]
 ) -> None:
-    """Print what was moved between device and region, how fast, and how the region started."""
+    """Print how fast blocks were moved between device and region, and how the region started."""
     device, region = blocks.pools
     print_line(
         "KV cache",
         f"{device} blocks of {BLOCK_SIZE} tokens on each device, {region} rows in the region;"
         f" sequences paused {blocks.pauses} times",
     )
-    out = [call for report in reports for call in report.moved.swap_out]
-    back = [call for report in reports for call in report.moved.swap_in]
+    out, back = _moves(reports)
     out_bytes, in_bytes = (sum(nbytes for nbytes, _ in calls) for calls in (out, back))
-    print_line(
-        "blocks moved",
-        f"{(out_bytes + in_bytes) / 1e9:.3f} GB by all workers"
-        f" ({out_bytes / 1e9:.3f} out, {in_bytes / 1e9:.3f} back)",
-    )
     if calls := out + back:
         rate = np.median([nbytes / ns for nbytes, ns in calls])
         overall = (out_bytes + in_bytes) / sum(ns for _, ns in calls)

@@ -34,11 +34,12 @@ def environment(*first: Path, **more: str) -> dict[str, str]:
 
 
 def run(
-    *arguments: str, first: Path | None = None, **more: str
+    *arguments: str, first: Path | None = None, brief: bool = False, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the demo; modules are looked for in `first` first."""
+    """Runs the demo, unless `brief` with all that it measures; `first` comes before its folder."""
     env = environment(*([first] if first else []), **more)
-    return subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=RUN)
+    whole = command(*arguments, *([] if brief else ["--verbose"]))
+    return subprocess.run(whole, env=env, capture_output=True, text=True, timeout=RUN)
 
 
 def complaints(stderr: str) -> list[str]:

@@ -79,9 +79,12 @@ def test_killed_worker_is_replaced(workers: int, more: list[str], prompts_file: 
     """The others keep their processes, and all tokens are those of the undisturbed run."""
     finished = run(
         "--workers", str(workers), "--tokens", "16", "--batch", "3",
-        "--prompts", prompts_file, "--kill-worker", "--restart", *more,
+        "--prompts", prompts_file, "--kill-worker", "--restart", *more, brief=True,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    lines = finished.stdout.splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 100
     assert complaints(finished.stderr) == []
     killed = re.search(r"kill -9 .*(worker \d+ \(pid \d+\))", finished.stdout)
     assert killed is not None
