@@ -1,8 +1,6 @@
 """The Mooncake tier on real masters: what every tier promises, and stores that misbehave."""
 
-import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -11,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,7 @@ from memlane import (
 )
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.remote.mooncake import MooncakeTier
-from memlane.tiers.tier import Done, Namespace
+from memlane.tiers.tier import Namespace
 from tests.support import PATIENCE, assert_in_time, children_of, until
 from tests.support.mooncake_servers import (
     REFUSAL,
@@ -36,16 +33,7 @@ from tests.support.mooncake_servers import (
     lasting_master,
     memory,
 )
-from tests.support.remote_tiers import (
-    ROW,
-    close_by_several_threads,
-    drop_without_close,
-    forgets,
-    keep_many_blocks,
-    load,
-    rows_of,
-    store,
-)
+from tests.support.remote_tiers import ROW, Place, TiersOnServers, load, rows_of, store
 from tests.support.servers import free_port
 
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
@@ -86,6 +74,19 @@ class TestMooncakeTier(TierConformance):
         return MooncakeTier(self.master.address, rows, namespace=space, **options)
 
 
+class TestTiersOnMooncake(TiersOnServers):
+    @pytest.fixture
+    def place(self, shared: MooncakeMaster, namespace: str) -> Place:
+        return Place(shared, MooncakeTier, shared.address, namespace=namespace)
+
+    @pytest.fixture
+    def own(self, own: MooncakeMaster) -> Place:
+        return Place(own, MooncakeTier, own.address, segment="16MiB", timeout=20)
+
+    def has_ended(self) -> bool:
+        return super().has_ended() and not children_of(os.getpid())
+
+
 def names_of(namespace: str, *numbers: int) -> list[bytes]:
     space = Namespace(namespace)
     prefix = b"memlane:" + space.id.hex().encode() + b":"
@@ -98,10 +99,6 @@ def until_loaded(tier: MooncakeTier, number: int) -> None:
 
 def until_stored(tier: MooncakeTier, number: int) -> None:
     until(lambda: store(tier, number).ok.all())
-
-
-def test_many_blocks(shared: MooncakeMaster, namespace: str) -> None:
-    keep_many_blocks(partial(MooncakeTier, shared.address, connections=3, namespace=namespace))
 
 
 @pytest.mark.parametrize("row_bytes", [1, 63, 4 << 20, (5 << 20) + 1])
@@ -178,20 +175,6 @@ def test_values_of_another_key(shared: MooncakeMaster, namespace: str) -> None:
         raw.write(names[0], second)
         raw.write(names[1], first)
         assert not load(tier, 0, 1).ok.any()
-
-
-def test_clear_is_of_the_namespace(shared: MooncakeMaster, namespace: str) -> None:
-    rows = rows_of(2)
-    with (
-        MooncakeTier(shared.address, rows, namespace=namespace + "a") as one,
-        MooncakeTier(shared.address, rows, namespace=namespace + "b") as two,
-    ):
-        assert store(one, 0, 1).ok.all()
-        assert store(two, 0).ok.all()
-        assert load(one, 0).ok.all()  # which gives it a lease
-        one.clear()
-        assert not load(one, 0, 1).ok.any()
-        assert load(two, 0).ok.all()
 
 
 # Space --------------------------------------------------------------------------------------------
@@ -365,37 +348,6 @@ def test_two_processes_see_each_others_blocks(shared: MooncakeMaster, namespace:
 # Masters that go away -----------------------------------------------------------------------------
 
 
-def test_a_master_that_is_stopped(own: MooncakeMaster, caplog: pytest.LogCaptureFixture) -> None:
-    """Each call ends at its deadline, or at once; then it is there again, and goes on."""
-    rows = rows_of(4)
-    with (
-        MooncakeTier(own.address, rows, timeout=20, segment="16MiB") as tier,
-        caplog.at_level(logging.WARNING),
-    ):
-        assert store(tier, 0, 1, 2, 3).ok.all()
-        own.stop()
-        rows[:] = 7
-        begun = time.monotonic()
-        done = load(tier, 0, 1, timeout=0.3)
-        assert time.monotonic() - begun > 0.25
-        assert_in_time(2, begun)
-        assert not done.ok.any()
-        assert done.error is not None
-        begun = time.monotonic()
-        for _ in range(3):
-            assert not load(tier, 2, timeout=1.2).ok.any()
-        assert_in_time(8, begun)
-        assert tier.statistics().stalled
-        assert tier.has([key(1)]) == [False]
-        own.go_on()
-        until_loaded(tier, 3)
-        assert (rows[:3] == 7).all()
-        np.testing.assert_array_equal(rows[3], content(3, ROW))
-        assert not tier.statistics().stalled
-        lines = [record.message for record in caplog.records if "is skipped" in record.message]
-        assert len(lines) == 1
-
-
 def test_closing_without_a_master(own: MooncakeMaster, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bounded time, also with memory that cannot be given back."""
     monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 0.5)
@@ -407,45 +359,6 @@ def test_closing_without_a_master(own: MooncakeMaster, monkeypatch: pytest.Monke
     tier.close(2)
     assert_in_time(4, begun)
     assert set(children_of(os.getpid())) <= {own.pid}
-
-
-def test_a_master_that_is_killed(own: MooncakeMaster) -> None:
-    """In the middle; it comes back empty, which is misses, and is stored to again."""
-    rows = rows_of(64, 1 << 16)
-    with MooncakeTier(own.address, rows, timeout=5, segment="64MiB") as tier:
-        assert store(tier, *range(64)).ok.all()
-        tickets = {tier.load([key(number)], [number]) for number in range(64)}
-        own.kill()
-        seen: list[Done] = []
-        ready = select.poll()
-        ready.register(tier.fileno(), select.POLLIN)
-        while len(seen) < 64:
-            assert ready.poll(10_000)
-            seen += tier.poll()
-        assert {done.ticket for done in seen} == tickets
-        for done in seen:
-            assert done.ok.all() or done.error is not None
-        own.start()
-        rows[:] = rows_of(64, 1 << 16)
-        until_stored(tier, 0)
-        tier.clear()
-        assert store(tier, *range(64)).ok.all()
-        rows[:] = 0
-        assert load(tier, *range(64)).ok.all()
-        np.testing.assert_array_equal(rows, rows_of(64, 1 << 16))
-
-
-def test_forgetting_without_a_master(own: MooncakeMaster) -> None:
-    rows = rows_of(2)
-    with MooncakeTier(own.address, rows, timeout=0.5, segment="16MiB") as tier:
-        assert store(tier, 0).ok.all()
-        own.stop()
-        for call in (lambda: tier.forget([key(0)]), tier.clear):
-            with pytest.raises(SystemFault, match=r"cannot (forget|clear) blocks"):
-                call()
-        own.go_on()
-        until(lambda: forgets(tier, 0), "the master answers")
-        assert not load(tier, 0).ok.any()
 
 
 def test_nobody_there(tmp_path: Path) -> None:
@@ -475,24 +388,19 @@ def test_bad_arguments(shared: MooncakeMaster) -> None:
     for master in ("", "host", "host:", ":1", "host:port", "host:0", "host:65536"):
         with pytest.raises(InvalidArgument, match="master must be"):
             MooncakeTier(master, rows)
-    wrong: list[dict[str, Any]] = [
-        *({"connections": 0}, {"connections": 65}, {"segment": -1}, {"segment": "7 GB"}),
-    ]
-    for options in wrong:
+    for segment in (-1, "7 GB"):
         with pytest.raises(InvalidArgument):
-            MooncakeTier(shared.address, rows, **options)
-    wrong = [
-        *({"connections": "2"}, {"segment": None}, {"segment": 1.5}, {"namespace": 7}),
+            MooncakeTier(shared.address, rows, segment=segment)
+    wrong: list[dict[str, Any]] = [
+        *({"connections": "2"}, {"segment": None}, {"segment": 1.5}),
         *({"metadata": None}, {"protocol": 7}, {"device": None}, {"host": 7}, {"log": 7}),
-        *({"segment": True}, {"timeout": "5"}),
+        {"segment": True},
     ]
     for options in wrong:
         with pytest.raises(InvalidType):
             MooncakeTier(shared.address, rows, **options)
     with pytest.raises(InvalidType):
         MooncakeTier(7, rows)  # type: ignore[arg-type]
-    with pytest.raises(InvalidType, match="Python objects"):
-        MooncakeTier(shared.address, np.zeros((2, 3), object))
     assert not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
 
 
@@ -546,29 +454,6 @@ def test_the_log(shared: MooncakeMaster, tmp_path: Path, capfd: pytest.CaptureFi
 # Life ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 1e-9, None, float("inf"), 1e12])
-def test_any_timeout(shared: MooncakeMaster, namespace: str, timeout: float | None) -> None:
-    with MooncakeTier(shared.address, rows_of(1), namespace=namespace) as tier:
-        assert store(tier, 0).ok.all()
-        done = load(tier, 0, timeout=timeout)
-        assert done.ok.all() or done.error == "the deadline has passed"
-        assert tier.drain(timeout) or timeout is not None
-        assert load(tier, 0).ok.all()
-
-
-def test_closed_by_several_threads(shared: MooncakeMaster, namespace: str) -> None:
-    for _ in range(5):
-        close_by_several_threads(partial(MooncakeTier, shared.address, namespace=namespace))
-
-
-def test_dropped_without_close(shared: MooncakeMaster, namespace: str) -> None:
-    """Its process ends, too."""
-    drop_without_close(
-        partial(MooncakeTier, shared.address, namespace=namespace),
-        lambda: not children_of(os.getpid()),
-    )
-
-
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
 def test_the_end_of_the_interpreter(own: MooncakeMaster, ending: str) -> None:
     """Waits for nothing, with a tier that has no deadline, and a master that is stopped; nothing
@@ -620,19 +505,6 @@ def test_an_interrupt_of_the_terminal(shared: MooncakeMaster, namespace: str) ->
         os.kill(child, signal.SIGINT)
         assert store(tier, 0).ok.all()
         assert children_of(os.getpid()) == [child]
-
-
-def test_a_short_deadline_is_its_own_fault(own: MooncakeMaster) -> None:
-    """Others go on: the master had no time to answer."""
-    with MooncakeTier(own.address, rows_of(2), segment="16MiB") as tier:
-        assert store(tier, 0, 1).ok.all()
-        own.stop()
-        late = load(tier, 0, timeout=0.05)
-        assert late.error == "the deadline has passed"
-        own.go_on()
-        assert load(tier, 1).ok.all()
-        assert tier.drain(PATIENCE)
-        assert not tier.statistics().stalled
 
 
 def test_stores_that_were_given_up(own: MooncakeMaster) -> None:

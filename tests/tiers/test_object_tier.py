@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import gc
-import logging
 import os
 import socket
 import subprocess
@@ -28,14 +27,7 @@ from tests.support.object_servers import (
     ObjectServer,
     lasting_server,
 )
-from tests.support.remote_tiers import (
-    ROW,
-    drop_without_close,
-    keep_many_blocks,
-    load,
-    rows_of,
-    store,
-)
+from tests.support.remote_tiers import ROW, Place, TiersOnServers, load, rows_of, store
 from tests.support.servers import free_port
 
 pytest.importorskip("obstore", reason=needs("obstore"))
@@ -82,28 +74,36 @@ def folder(place: Path) -> str:
     return f"file://{place}/store"
 
 
-class Place:
+class BucketPlace(Place):
     """A bucket on a server, and tiers on it."""
 
+    server: ObjectServer
+
     def __init__(self, server: ObjectServer, name: str) -> None:
-        self.server, self.name = server, name
-        self.url = server.create(name)
+        self.name, self.url = name, server.create(name)
+        super().__init__(server, ObjectTier, self.url, **{"timeout": PATIENCE} | server.options)
         self.bucket = Bucket(self.url, **server.options)
 
-    def tier(self, rows: Any, **options: Any) -> ObjectTier:
-        return ObjectTier(self.url, rows, **({"timeout": PATIENCE} | self.server.options | options))
+    def start(self) -> None:
+        super().start()
+        self.server.create(self.name)
 
 
 @pytest.fixture
-def place(shared: ObjectServer, tmp_path: Path) -> Place:
-    return Place(shared, bucket_of(tmp_path))
+def place(shared: ObjectServer, tmp_path: Path) -> BucketPlace:
+    return BucketPlace(shared, bucket_of(tmp_path))
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Place]:
+def own(tmp_path: Path) -> Iterator[BucketPlace]:
     """On a server of the test's own."""
     with ObjectServer() as server:
-        yield Place(server, "bucket")
+        yield BucketPlace(server, "bucket")
+
+
+class TestTiersOnObjectStores(TiersOnServers):
+    def count_values(self, place: BucketPlace) -> int:
+        return len(place.bucket.names())
 
 
 def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b"") -> str:
@@ -118,11 +118,12 @@ def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b
 # What is stored -----------------------------------------------------------------------------------
 
 
-def test_many_blocks(place: Place) -> None:
+def test_many_blocks(place: BucketPlace) -> None:
     """32 share an object; what is there is not stored again."""
-    keep_many_blocks(lambda rows: place.tier(rows, connections=3))
-    assert len(place.bucket.names()) == 10
     rows = rows_of(300, 10_001)
+    with place.tier(rows) as tier:
+        assert store(tier, *range(300)).ok.all()
+    assert len(place.bucket.names()) == 10
     with place.tier(rows) as again:
         assert store(again, *range(300)).ok.all()
         expected = rows.copy()
@@ -133,7 +134,7 @@ def test_many_blocks(place: Place) -> None:
     assert len(place.bucket.names()) == 10
 
 
-def test_rows_that_are_larger_than_a_batch(place: Place) -> None:
+def test_rows_that_are_larger_than_a_batch(place: BucketPlace) -> None:
     rows = rows_of(3, 5 << 20)
     expected = rows.copy()
     with place.tier(rows) as tier:
@@ -144,7 +145,7 @@ def test_rows_that_are_larger_than_a_batch(place: Place) -> None:
     assert len(place.bucket.names()) == 3
 
 
-def test_blocks_of_several_threads(place: Place) -> None:
+def test_blocks_of_several_threads(place: BucketPlace) -> None:
     rows = rows_of(64)
     expected = rows.copy()
     with place.tier(rows) as tier:
@@ -168,7 +169,7 @@ def test_blocks_of_several_threads(place: Place) -> None:
     "change", ["a byte", "short", "cut", "long", "empty", "another version", "exchanged", "gone"]
 )
 @pytest.mark.parametrize("kind", ["s3", "file"])
-def test_changed_objects(place: Place, tmp_path: Path, change: str, kind: str) -> None:
+def test_changed_objects(place: BucketPlace, tmp_path: Path, change: str, kind: str) -> None:
     """Are misses; the row is as it was, and the blocks can be stored again."""
     options: dict[str, Any] = place.server.options if kind == "s3" else {}
     url = place.url if kind == "s3" else folder(tmp_path)
@@ -215,7 +216,7 @@ def test_changed_objects(place: Place, tmp_path: Path, change: str, kind: str) -
         np.testing.assert_array_equal(rows[:3], rows_of(3))
 
 
-def test_rows_of_another_size(place: Place) -> None:
+def test_rows_of_another_size(place: BucketPlace) -> None:
     """Of the same keys are misses, and both can be stored."""
     small, large = rows_of(2), rows_of(2, 2 * ROW)
     with place.tier(small) as one, place.tier(large) as two:
@@ -232,7 +233,7 @@ def test_rows_of_another_size(place: Place) -> None:
         np.testing.assert_array_equal(large, rows_of(2, 2 * ROW))
 
 
-def test_other_objects_are_left_alone(place: Place) -> None:
+def test_other_objects_are_left_alone(place: BucketPlace) -> None:
     """Whatever their names are."""
     space = Namespace(b"").id.hex()
     others = ["x", f"{space}/x", f"{space}/{'0' * 20}/abc", f"{space}/{'0' * 20}/{'A' * 15}+"]
@@ -250,7 +251,7 @@ def test_other_objects_are_left_alone(place: Place) -> None:
 # Several tiers ------------------------------------------------------------------------------------
 
 
-def test_two_tiers_see_each_other(place: Place) -> None:
+def test_two_tiers_see_each_other(place: BucketPlace) -> None:
     """Within a second or two, by a question or by a load."""
     rows, others = rows_of(4), rows_of(4)
     with place.tier(rows) as one, place.tier(others) as two:
@@ -266,7 +267,7 @@ def test_two_tiers_see_each_other(place: Place) -> None:
         assert load(one, 2).ok.all()
 
 
-def test_a_writer_whose_clock_is_behind(place: Place) -> None:
+def test_a_writer_whose_clock_is_behind(place: BucketPlace) -> None:
     """By a minute, its blocks are found all the same."""
     rows = rows_of(2)
     with place.tier(rows) as tier:
@@ -281,7 +282,7 @@ def test_a_writer_whose_clock_is_behind(place: Place) -> None:
         assert load(tier, 0).ok.all()
 
 
-def test_forgetting_what_others_store(place: Place) -> None:
+def test_forgetting_what_others_store(place: BucketPlace) -> None:
     """All objects with the block are removed, also those that nobody here knows."""
     with place.tier(rows_of(4)) as one, place.tier(rows_of(4)) as two:
         assert store(one, 0, 1).ok.all()
@@ -295,7 +296,7 @@ def test_forgetting_what_others_store(place: Place) -> None:
         assert load(two, 3).ok.all()
 
 
-def test_a_block_in_two_objects(place: Place) -> None:
+def test_a_block_in_two_objects(place: BucketPlace) -> None:
     """When one of them is removed the other is read."""
     rows = rows_of(2)
     with place.tier(rows) as one, place.tier(rows_of(2)) as two:
@@ -313,18 +314,7 @@ def test_a_block_in_two_objects(place: Place) -> None:
         np.testing.assert_array_equal(rows[0], content(0, ROW))
 
 
-def test_clear_is_of_the_namespace(place: Place) -> None:
-    rows = rows_of(2)
-    with place.tier(rows, namespace="a") as one, place.tier(rows, namespace="b") as two:
-        assert store(one, 0, 1).ok.all()
-        assert store(two, 0).ok.all()
-        one.clear()
-        assert not load(one, 0, 1).ok.any()
-        assert load(two, 0).ok.all()
-        assert len(place.bucket.names()) == 1
-
-
-def test_what_a_lifecycle_rule_removes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_lifecycle_rule_removes(place: BucketPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is found to be gone by the next list of everything, without a load."""
     with place.tier(rows_of(2)) as tier:
         assert store(tier, 0, 1).ok.all()
@@ -366,64 +356,7 @@ def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # Servers that go away -----------------------------------------------------------------------------
 
 
-def test_a_server_that_is_stopped(own: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Each call ends at its deadline, or at once; then it is there again, and nothing is lost."""
-    rows = rows_of(4)
-    with own.tier(rows) as tier, caplog.at_level(logging.WARNING):
-        assert store(tier, 0, 1, 2, 3).ok.all()
-        own.server.stop()
-        assert load(tier, 0, timeout=0.05).error == "the deadline has passed"
-        own.server.go_on()
-        assert load(tier, 1).ok.all()
-        assert tier.drain(PATIENCE)
-        assert not tier.statistics().stalled  # the server had no time to answer
-        own.server.stop()
-        rows[:] = 7
-        begun = time.monotonic()
-        done = load(tier, 0, 1, timeout=0.3)
-        assert time.monotonic() - begun > 0.25
-        assert_in_time(2, begun)
-        assert (done.ok.any(), done.error) == (False, "the deadline has passed")
-        begun = time.monotonic()
-        assert not load(tier, 2, timeout=1.2).ok.any()
-        for _ in range(5):
-            assert not load(tier, 2, timeout=0.5).ok.any()
-        assert_in_time(5, begun)
-        assert tier.has([key(1)]) == [False]
-        assert tier.statistics().stalled
-        own.server.go_on()
-        until(lambda: load(tier, 3).ok.all())
-        assert (rows[:3] == 7).all()
-        np.testing.assert_array_equal(rows[3], content(3, ROW))
-        assert not tier.statistics().stalled
-        lines = [record.message for record in caplog.records if "is skipped" in record.message]
-        assert len(lines) == 1
-
-
-def test_a_server_that_is_killed(own: Place) -> None:
-    """In the middle; it comes back empty, which is misses, and is stored to again."""
-    rows = rows_of(64)
-    with own.tier(rows) as tier:
-        assert store(tier, *range(64)).ok.all()
-        tickets = [tier.load([key(number)], [number]) for number in range(64)]
-        own.server.kill()
-        assert tier.drain(PATIENCE)
-        reports = {done.ticket: done for done in tier.poll()}
-        assert sorted(reports) == sorted(tickets)
-        assert all(done.ok.all() or done.error for done in reports.values())
-        for call in (lambda: tier.forget([key(0)]), tier.clear):
-            with pytest.raises(SystemFault, match=r"cannot (forget|clear) blocks"):
-                call()
-        own.server.start()
-        own.server.create(own.name)
-        until(lambda: load(tier, 0).error is None)
-        done = load(tier, *range(64))
-        assert (done.ok.any(), done.error) == (False, None)
-        assert store(tier, *range(64)).ok.all()
-        assert load(tier, *range(64)).ok.all()
-
-
-def test_a_bucket_that_vanishes(place: Place) -> None:
+def test_a_bucket_that_vanishes(place: BucketPlace) -> None:
     """Is a refusal, or a miss, and no reason to leave the server alone."""
     rows = rows_of(2)
     with place.tier(rows) as tier:
@@ -609,16 +542,9 @@ def test_bad_arguments(shared: ObjectServer) -> None:
     for url in ("", "bucket", "ftp://x/y", "http://x", "s3://", "az://container"):
         with pytest.raises(InvalidArgument, match="url"):
             ObjectTier(url, rows)
-    for url, arguments in (
-        (7, {}),
-        ("memory:///", {"namespace": 7}),
-        ("memory:///", {"timeout": "1"}),
-    ):
-        with pytest.raises(InvalidType):
-            ObjectTier(url, rows, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType):
+        ObjectTier(7, rows)  # type: ignore[arg-type]
     for options in (
-        {"connections": 0},
-        {"connections": 65},
         {"no_such_option": 1},
         {"client_options": {"timeout": "foo"}},
         {"client_options": {"no": "foo"}},
@@ -674,7 +600,7 @@ def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
 # Threads, loops and processes ---------------------------------------------------------------------
 
 
-def test_opened_in_an_event_loop(place: Place) -> None:
+def test_opened_in_an_event_loop(place: BucketPlace) -> None:
     rows = rows_of(2)
 
     async def run() -> None:
@@ -689,21 +615,7 @@ def test_opened_in_an_event_loop(place: Place) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 1e-9, None, float("inf"), 1e12])
-def test_any_timeout(place: Place, timeout: float | None) -> None:
-    rows = rows_of(1)
-    with place.tier(rows, timeout=float("inf") if timeout is None else timeout) as tier:
-        assert store(tier, 0).ok.all()
-        done = load(tier, 0, timeout=timeout)
-        assert done.ok.all() or done.error == "the deadline has passed"
-        assert tier.drain(PATIENCE)
-
-
-def test_dropped_without_close(place: Place) -> None:
-    drop_without_close(place.tier)
-
-
-def test_a_tier_of_a_forked_child(place: Place) -> None:
+def test_a_tier_of_a_forked_child(place: BucketPlace) -> None:
     """Is refused: obstore's threads are not there. What the parent has goes on."""
     with place.tier(rows_of(2)) as tier:
         assert store(tier, 0).ok.all()
@@ -721,30 +633,6 @@ def test_a_tier_of_a_forked_child(place: Place) -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert store(tier, 1).ok.all()
         assert load(tier, 0, 1).ok.all()
-
-
-@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "at work"])
-def test_the_end_of_the_interpreter(own: Place, is_stopped: bool) -> None:
-    """Waits for nothing, with a tier that has no deadline, whatever the server does."""
-    code = f"""
-import os, threading
-import numpy as np
-from memlane.tiers.remote.objects import ObjectTier
-rows = np.zeros((200, 65536), np.uint8)
-tier = ObjectTier({own.url!r}, rows, timeout=float("inf"), **{own.server.options!r})
-tier.store([b"a"], [0])
-tier.drain()
-if {is_stopped}:
-    os.kill({own.server.pid}, 19)
-tier.load([b"a"], [1])
-for number in range(200):
-    tier.store([b"%d" % number], [number])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    own.server.go_on()
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_thread_of_obstore_at_the_end_of_the_interpreter(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import logging
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,21 +23,12 @@ from memlane import (
     Unsupported,
     _native,
 )
-from memlane.tiers.conformance import TierConformance, content, key, wait_for
+from memlane.tiers.conformance import TierConformance, key, wait_for
 from memlane.tiers.tier import DIGEST_BYTES, Done, Namespace
 from tests.support import PATIENCE, alarms, assert_in_time, until
 from tests.support.missing import needs
 from tests.support.redis_servers import REFUSAL, RedisServer, free_port
-from tests.support.remote_tiers import (
-    ROW,
-    close_by_several_threads,
-    drop_without_close,
-    forgets,
-    keep_many_blocks,
-    load,
-    rows_of,
-    store,
-)
+from tests.support.remote_tiers import ROW, Place, TiersOnServers, load, rows_of, store
 
 pytest.importorskip("redis", reason=needs("redis"))
 from memlane.tiers.remote.redis import RedisTier
@@ -82,8 +72,19 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield running
 
 
-def test_many_blocks(server: RedisServer) -> None:
-    keep_many_blocks(lambda rows: RedisTier(server.url, rows, connections=3))
+class TestTiersOnRedis(TiersOnServers):
+    closings = 20
+
+    @pytest.fixture
+    def place(self, server: RedisServer) -> Place:
+        return Place(server, RedisTier, server.url)
+
+    @pytest.fixture
+    def own(self, place: Place) -> Place:
+        return place
+
+    def count_values(self, place: Place) -> int:
+        return len(place.server.names())
 
 
 def test_what_is_there_is_not_sent_again(server: RedisServer) -> None:
@@ -197,34 +198,6 @@ def test_a_full_server(tmp_path: Path) -> None:
 # Servers that go away -----------------------------------------------------------------------------
 
 
-def test_a_server_that_is_stopped(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    """Each call ends at its deadline, or at once; then it is there again, and nothing is lost."""
-    rows = rows_of(4)
-    with RedisTier(server.url, rows) as tier, caplog.at_level(logging.WARNING):
-        assert store(tier, 0, 1, 2, 3).ok.all()
-        server.stop()
-        rows[:] = 7
-        begun = time.monotonic()
-        done = load(tier, 0, 1, timeout=0.3)
-        assert time.monotonic() - begun > 0.25
-        assert_in_time(2, begun)
-        assert not done.ok.any()
-        assert done.error is not None
-        begun = time.monotonic()
-        for _ in range(5):
-            assert not load(tier, 2, timeout=0.5).ok.any()
-        assert_in_time(8, begun)
-        assert tier.has([key(1)]) == [False]
-        assert tier.statistics().stalled
-        server.go_on()
-        until(lambda: load(tier, 3).ok.all())
-        assert (rows[:3] == 7).all()
-        np.testing.assert_array_equal(rows[3], content(3, ROW))
-        assert not tier.statistics().stalled
-        lines = [record.message for record in caplog.records if "is skipped" in record.message]
-        assert len(lines) == 1
-
-
 def test_a_server_that_is_silent_is_not_waited_for(server: RedisServer) -> None:
     """For longer than a second, whatever the timeout; the next calls end at once."""
     rows = rows_of(2)
@@ -236,58 +209,6 @@ def test_a_server_that_is_silent_is_not_waited_for(server: RedisServer) -> None:
         assert_in_time(2, begun)
         assert tier.statistics().stalled
         server.go_on()
-
-
-def test_a_server_that_is_killed(server: RedisServer) -> None:
-    """In the middle; it comes back empty, which is misses, and is stored to again."""
-    rows = rows_of(64, 1 << 16)
-    with RedisTier(server.url, rows, timeout=5) as tier:
-        assert store(tier, *range(64)).ok.all()
-        tickets = {tier.load([key(number)], [number]) for number in range(64)}
-        server.kill()
-        seen: list[Done] = []
-        ready = select.poll()
-        ready.register(tier.fileno(), select.POLLIN)
-        while len(seen) < 64:
-            assert ready.poll(1000 * PATIENCE)
-            seen += tier.poll()
-        assert {done.ticket for done in seen} == tickets
-        for done in seen:
-            if done.ok.all():
-                continue
-            assert done.error is not None
-        server.start()
-        until(lambda: load(tier, 0).error is None)
-        done = load(tier, *range(64))
-        assert (done.ok.any(), done.error) == (False, None)
-        assert store(tier, *range(64)).ok.all()
-
-
-def test_forgetting_without_a_server(server: RedisServer) -> None:
-    rows = rows_of(2)
-    with RedisTier(server.url, rows, timeout=0.5) as tier:
-        assert store(tier, 0).ok.all()
-        server.stop()
-        for call in (lambda: tier.forget([key(0)]), tier.clear):
-            with pytest.raises(SystemFault, match=r"cannot (forget|clear) blocks"):
-                call()
-        server.go_on()
-        until(lambda: forgets(tier, 0), "the server answers")
-        assert not load(tier, 0).ok.any()
-
-
-def test_clear_is_of_the_namespace(server: RedisServer) -> None:
-    rows = rows_of(2)
-    with (
-        RedisTier(server.url, rows, namespace="a") as one,
-        RedisTier(server.url, rows, namespace="b") as two,
-    ):
-        assert store(one, 0, 1).ok.all()
-        assert store(two, 0).ok.all()
-        one.clear()
-        assert not load(one, 0, 1).ok.any()
-        assert load(two, 0).ok.all()
-        assert len(server.names()) == 1
 
 
 class Liar:
@@ -584,11 +505,8 @@ def test_bad_arguments(server: RedisServer) -> None:
             RedisTier(url, rows)
     with pytest.raises(InvalidType):
         RedisTier(7, rows)  # type: ignore[arg-type]
-    for options in ({"connections": 0}, {"connections": 65}, {"ttl": 0}):
-        with pytest.raises(InvalidArgument):
-            RedisTier(server.url, rows, **options)
-    with pytest.raises(InvalidType):
-        RedisTier(server.url, rows, namespace=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        RedisTier(server.url, rows, ttl=0)
     for unknown in ({"no_such_option": 1}, {"encoding": "no such"}):
         with pytest.raises(InvalidArgument, match="redis-py does not accept these options"):
             RedisTier(server.url, rows, **unknown)  # type: ignore[arg-type]
@@ -614,17 +532,6 @@ def wait_for_any(tier: RedisTier) -> Done:
     return done[0]
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 1e-9, None, float("inf"), 1e12])
-def test_any_timeout(server: RedisServer, timeout: float | None) -> None:
-    rows = rows_of(1)
-    with RedisTier(server.url, rows) as tier:
-        assert store(tier, 0).ok.all()
-        done = load(tier, 0, timeout=timeout)
-        assert done.ok.all() or done.error == "the deadline has passed"
-        assert tier.drain(timeout) or timeout is not None
-        assert load(tier, 0).ok.all()
-
-
 def test_idle_connections_that_the_server_ends(server: RedisServer) -> None:
     """Cost another connection, no block."""
     with RedisTier(server.url, rows_of(2), connections=1) as tier:
@@ -632,39 +539,6 @@ def test_idle_connections_that_the_server_ends(server: RedisServer) -> None:
             assert store(tier, 0, 1).ok.all()
             server.call("CLIENT", "KILL", "TYPE", "normal")  # as its `timeout` does
             assert load(tier, 0, 1).ok.all()
-
-
-def test_closed_by_several_threads(server: RedisServer) -> None:
-    for _ in range(20):
-        close_by_several_threads(partial(RedisTier, server.url))
-
-
-def test_dropped_without_close(server: RedisServer) -> None:
-    drop_without_close(partial(RedisTier, server.url))
-
-
-def test_the_end_of_the_interpreter(server: RedisServer) -> None:
-    """Waits for nothing, with a tier that has no deadline, and a server that is stopped."""
-    code = f"""
-import os
-import numpy as np
-from memlane.tiers.remote.redis import RedisTier
-tier = RedisTier({server.url!r}, np.zeros((2, 4096), np.uint8), timeout=float("inf"))
-tier.store([b"a"], [0])
-tier.drain()
-os.kill({server.pid}, 19)
-tier.load([b"a"], [1])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    server.go_on()
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_rows_of_objects(server: RedisServer) -> None:
-    with pytest.raises(InvalidType, match="Python objects"):
-        RedisTier(server.url, np.zeros((2, 3), object))
 
 
 def test_polls_of_several_threads(server: RedisServer) -> None:
@@ -692,20 +566,13 @@ def test_polls_of_several_threads(server: RedisServer) -> None:
         assert sorted(seen) == sorted(tickets)
 
 
-def test_a_short_deadline_is_its_own_fault(server: RedisServer) -> None:
-    """Others go on: the server had no time to answer."""
+def test_a_server_that_is_stopped_for_a_moment_is_waited_for(server: RedisServer) -> None:
+    """By the constructor."""
     server.stop()
     resume = threading.Timer(0.4, server.go_on)
     resume.start()
-    with RedisTier(f"redis://127.0.0.1:{server.port}", rows_of(2), connections=2) as tier:
+    with RedisTier(f"redis://127.0.0.1:{server.port}", rows_of(2)) as tier:
         assert store(tier, 0, 1).ok.all()
-        server.stop()
-        late = load(tier, 0, timeout=0.05)
-        assert late.error == "the deadline has passed"
-        server.go_on()
-        assert load(tier, 1).ok.all()
-        assert tier.drain(PATIENCE)
-        assert not tier.statistics().stalled
     resume.join()
 
 
