@@ -109,7 +109,9 @@ PROVOKED: list[Callable[[], object]] = [
 
 
 @pytest.mark.parametrize(("name", "builtin"), CLASSES.items())
-def test_classes(name: str, builtin: type[Exception]) -> None:
+def test_every_error_is_a_memlane_error_and_a_builtin_one(
+    name: str, builtin: type[Exception]
+) -> None:
     """Every error can be caught as MemlaneError and as the builtin."""
     kind = getattr(memlane, name)
     assert issubclass(kind, memlane.MemlaneError)

@@ -72,7 +72,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_writer(how: str) -> None:
+def test_a_writer_that_exits_without_close_is_dead(how: str) -> None:
     """Its reader gets the last message, then WriterDied with its pid."""
     writer = start(leaving_writer, how, method="spawn")
     with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
@@ -87,7 +87,7 @@ def test_writer(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_reader(how: str) -> None:
+def test_a_reader_that_exits_without_close_is_dead(how: str) -> None:
     """Its writer raises ReaderDied with rank and pid."""
     with MessageQueue(1, 1, None, 256, 4) as writer:
         reader = start(leaving_reader, writer.export_handle(), how, method="spawn")

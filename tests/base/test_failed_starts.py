@@ -59,7 +59,9 @@ def file_sizes() -> Iterator[int]:
     ids=lambda value: getattr(value, "__name__", None),
 )
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_limits(name: str, which: int, values: Callable[[], Iterator[int]]) -> None:
+def test_a_start_under_any_limit_works_or_leaves_nothing(
+    name: str, which: int, values: Callable[[], Iterator[int]]
+) -> None:
     """However little there is: an error and nothing left, or success."""
     if which == resource.RLIMIT_AS and is_sanitized():
         pytest.skip("a sanitizer needs addresses, too")
@@ -147,7 +149,7 @@ def every_scenario(_link: Link) -> dict[str, str]:
 
 @in_namespaces
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 24, 32, 64, 4096])
-def test_a_small_tmpfs(size: int) -> None:
+def test_what_a_small_tmpfs_cannot_hold_is_shm_exhausted(size: int) -> None:
     """What does not fit raises ShmExhausted; everything else works."""
     peer = start(every_scenario, method="spawn", command=private_shm(f"{size}k"))
     outcomes = peer.result()
@@ -201,7 +203,9 @@ def create_in_vain(_link: Link) -> list[tuple[str, str]]:
     ],
     ids=["read-only", "missing"],
 )
-def test_no_place_to_write(mount: str, error: str, text: str) -> None:
+def test_an_error_says_that_shm_is_missing_or_not_writable(
+    mount: str, error: str, text: str
+) -> None:
     """If /dev/shm is missing or not writable, the error says so."""
     command = ("unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable)
     for kind, said in start(create_in_vain, method="spawn", command=command).result():
@@ -218,7 +222,7 @@ def create_without_proc(_link: Link) -> str:
 
 @in_namespaces
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer needs /proc itself")
-def test_no_proc() -> None:
+def test_an_error_says_that_proc_is_missing() -> None:
     """File descriptions are reopened through /proc; without it, the error says so."""
     hide = 'mount -t tmpfs tmpfs /proc && exec "$@"'
     command = ("unshare", "-rm", "sh", "-c", hide, "sh", sys.executable)

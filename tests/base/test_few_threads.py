@@ -92,7 +92,7 @@ def starting_with_more_and_more(_link: Link, begin: Begin) -> int:
 
 
 @pytest.mark.parametrize("begin", [writer_to_other_hosts, group])
-def test_not_one_more(begin: Begin) -> None:
+def test_an_error_says_that_threads_are_short(begin: Begin) -> None:
     """The error says that threads are short, and how to get more."""
     said = start(starting_without_any, begin).result()
     assert said is not None
@@ -118,7 +118,7 @@ def region_without_threads(_link: Link, rank: int | None, threads: int) -> list[
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize(("rank", "nbytes"), [(None, 40 * MIB), (0, 20 * MIB)])
-def test_a_region_without_threads(rank: int | None, nbytes: int, threads: int) -> None:
+def test_a_region_is_populated_without_threads(rank: int | None, nbytes: int, threads: int) -> None:
     """The caller reserves and populates it, piece by piece.
 
     Fails without the guard: "cannot start a thread to populate pages".
@@ -129,6 +129,6 @@ def test_a_region_without_threads(rank: int | None, nbytes: int, threads: int) -
 
 
 @beginnings
-def test_almost_enough(begin: Begin) -> None:
+def test_a_start_with_too_few_threads_fails_or_works(begin: Begin) -> None:
     """With one more thread at a time, each start fails with an error or works."""
     assert start(starting_with_more_and_more, begin).result() > 0

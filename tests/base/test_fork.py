@@ -41,7 +41,9 @@ CALLS: dict[str, Callable[[MessageQueue, MessageQueue], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_wrong_process(call: Callable[[MessageQueue, MessageQueue], object]) -> None:
+def test_every_call_but_close_raises_wrong_process_in_a_child(
+    call: Callable[[MessageQueue, MessageQueue], object],
+) -> None:
     """Every call but close raises WrongProcess in the child, and changes nothing."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue("for the parent")
@@ -113,7 +115,7 @@ def test_the_child_can_have_queues_of_its_own() -> None:
         assert peer.result() == "down"
 
 
-def test_ring_in_a_child() -> None:
+def test_a_child_that_closes_a_ring_keeps_its_name() -> None:
     """A child that closes the creator's ring does not remove the name."""
     with ring_of() as ring:
 

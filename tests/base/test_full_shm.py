@@ -781,13 +781,15 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_full(role: Callable[[Link], None], size: str) -> None:
+def test_what_does_not_fit_is_shm_exhausted_and_the_rest_works(
+    role: Callable[[Link], None], size: str
+) -> None:
     """What does not fit raises ShmExhausted with need, free and hint; the rest works."""
     start(role, method="spawn", command=private_shm(size)).result()
 
 
 @pytest.mark.parametrize("how", ["acquire_read", "get_data of the writer", "get_data of a reader"])
-def test_looking_never_kills(how: str) -> None:
+def test_looking_at_a_whole_chunk_never_kills(how: str) -> None:
     """Reading the whole chunk of a small message gives bytes or an error, not a SIGBUS."""
     peer = start(look_at_whole_chunk, how, method="spawn", command=private_shm("8m"))
     assert peer.result() in ("byte 0", "ShmExhausted")

@@ -51,7 +51,7 @@ def path_of_ring(ring: SingleWriterShmRingBuffer) -> Any:
 
 
 @pytest.mark.parametrize("size", [2**32 - 1, 1 << 20, 24])
-def test_a_directory_without_end(size: int) -> None:
+def test_a_directory_that_claims_many_sections_is_refused(size: int) -> None:
     """Making a storage on a ring whose header claims very many sections."""
 
     def role(_link: Link) -> None:
@@ -66,7 +66,7 @@ def test_a_directory_without_end(size: int) -> None:
     start(role).result()
 
 
-def test_a_section_without_length() -> None:
+def test_a_section_without_length_is_refused() -> None:
     """The storage's facts lie at the end of the file."""
     with store_of(1, size=8192, attached=0) as (writer, _):
         with whole(path_of_ring(writer.ring_buffer)) as memory:
@@ -77,7 +77,7 @@ def test_a_section_without_length() -> None:
             SingleWriterShmObjectStorage.create_from_handle(writer.handle())
 
 
-def test_a_table_of_holes() -> None:
+def test_a_table_of_holes_is_not_allocated() -> None:
     """A file longer than its allocated bytes: no process is made to allocate the rest."""
     with store_of(1, size=8192, max_objects=64, attached=0) as (writer, _):
         path = path_of_ring(writer.ring_buffer)
@@ -136,7 +136,9 @@ def test_a_table_that_is_closing() -> None:
     [b"\x91" * 50_000 + b"\xc0", b"\x81" * 50_000, b"\x81\x80\x01", b"\xc1", b"\xa1\xff", b""],
     ids=["nested", "nested keys", "a map as a key", "no code", "no UTF-8", "nothing"],
 )
-def test_plain_bytes(packed: bytes, serializer: str) -> None:
+def test_invalid_msgpack_is_consumed_and_the_next_message_arrives(
+    packed: bytes, serializer: str
+) -> None:
     """Invalid MessagePack: the message is consumed, and the next one arrives."""
     sent = {str(number): "x" * 250 for number in range(200)}
     with (
@@ -185,7 +187,7 @@ STORE = ShmObjectStorageHandle(1000, 1, (8192, "memlane-none"), MsgpackSerde)
         ),
     ],
 )
-def test_fields_of_handles(
+def test_an_impossible_field_of_a_handle_is_refused(
     handle: Any, attach: Callable[[Any], Any], field: str, value: Any
 ) -> None:
     """A field with an impossible value: an error that says so, before anything is opened."""

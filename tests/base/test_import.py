@@ -48,7 +48,7 @@ def is_for_checkers(node: ast.If) -> bool:
     return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def test_unknown_name() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     """It is an AttributeError that names the module and the attribute."""
     with pytest.raises(AttributeError, match="module 'memlane' has no attribute 'MesageQueue'"):
         memlane.MesageQueue  # noqa: B018
@@ -105,7 +105,7 @@ def test_queue_on_one_host_loads_no_network() -> None:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_other_systems(platform: str) -> None:
+def test_other_systems_are_refused_in_one_sentence(platform: str) -> None:
     """On other systems than Linux the import fails with one sentence that says so."""
     code = f"import sys; sys.platform = {platform!r}\ntry:\n import memlane\n"
     code += "except ImportError as error:\n print(error)"
@@ -141,14 +141,14 @@ with memlane.MessageQueue(1, 1) as writer:
 """
 
 
-def test_second_interpreter() -> None:
+def test_a_second_interpreter_is_refused() -> None:
     """The import is refused there, and memlane still works in the first."""
     refused, rest = said_by(SECOND_INTERPRETER).splitlines()
     assert refused == "memlane runs in the main interpreter of a process only"
     assert rest == "the first one goes on"
 
 
-def test_interpreter_without_a_gil() -> None:
+def test_an_interpreter_without_a_gil_is_refused() -> None:
     """Refused until memlane has locks of its own, if the native module may not enable it."""
     code = "import os, sys; sys._is_gil_enabled = lambda: False; os.environ['PYTHON_GIL'] = '0'\n"
     code += "try:\n import memlane\n"
@@ -257,7 +257,7 @@ print("end", flush=True)
 """
 
 
-def test_interrupted_at_any_moment() -> None:
+def test_an_interrupted_import_is_no_import_error() -> None:
     """It ends with KeyboardInterrupt, or the interrupt came too late; never ImportError.
 
     The moments are a sixteenth of an import apart; on a busy machine they are others, also good.

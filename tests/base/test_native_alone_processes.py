@@ -103,7 +103,7 @@ def said_by(code: str) -> str:
         ),
     ],
 )
-def test_every_kind_of_failure(code: str, lacking: str) -> None:
+def test_the_native_module_alone_names_what_it_lacks(code: str, lacking: str) -> None:
     """It is a RuntimeError that names the class or function that is lacking; nothing crashes."""
     said = said_by(code)
     assert said.startswith("RuntimeError: ")

@@ -171,7 +171,7 @@ said.append(testing.segments() and [one for one in testing.segments() if os.getp
 
 
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer reports on the standard streams")
-def test_closed_standard_streams() -> None:
+def test_no_segment_takes_the_number_of_a_standard_stream() -> None:
     """As daemons have them: no segment takes their numbers, where any library may print."""
     assert where("true", CLOSED) == [True, {}, []]
 

@@ -12,7 +12,7 @@ from tests.support.queues import BOUND, fill, refuses, start_reader, start_write
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
 
-def test_a_reader_over_there() -> None:
+def test_a_reader_in_another_pid_namespace_is_watched() -> None:
     """It gets its messages, is never called dead or stopped while it lives, and dies in time."""
     with MessageQueue(1, 1, None, 256, 2) as writer:
         reader = start_reader(writer.export_handle(), 0, "spawn", own_pid_namespace())
@@ -36,7 +36,7 @@ def test_a_reader_over_there() -> None:
         assert "in its own pid namespace, which is not this one" in str(caught.value)
 
 
-def test_a_writer_over_there() -> None:
+def test_a_writer_in_another_pid_namespace_is_watched() -> None:
     """Its reader gets its messages, waits for it, and notices its death in time."""
     writer = start_writer(1, "spawn", command=own_pid_namespace())
     assert isinstance(writer.greeting, Handle)

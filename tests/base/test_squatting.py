@@ -60,7 +60,7 @@ def aside(writer: MessageQueue) -> Iterator[Path]:
 
 
 @attaching
-def test_symbolic_link(writer: MessageQueue, aside: Path, attach: Attach) -> None:
+def test_a_symbolic_link_is_not_followed(writer: MessageQueue, aside: Path, attach: Attach) -> None:
     """A link is not followed, not even to the genuine segment."""
     path_of(writer).symlink_to(aside)
     with refuses(PermissionError) as caught:
@@ -71,7 +71,9 @@ def test_symbolic_link(writer: MessageQueue, aside: Path, attach: Attach) -> Non
 
 
 @attaching
-def test_dangling_link(writer: MessageQueue, aside: Path, attach: Attach, tmp_path: Path) -> None:
+def test_a_link_to_nowhere_is_refused(
+    writer: MessageQueue, aside: Path, attach: Attach, tmp_path: Path
+) -> None:
     """A link to nowhere is refused, and nothing is created where it points."""
     path_of(writer).symlink_to(tmp_path / "nowhere")
     with refuses(PermissionError, FileNotFoundError):
@@ -81,7 +83,9 @@ def test_dangling_link(writer: MessageQueue, aside: Path, attach: Attach, tmp_pa
 
 @attaching
 @pytest.mark.parametrize("mode", [0o666, 0o644, 0o660, 0o700, 0o604, 0o400])
-def test_mode(writer: MessageQueue, attach: Attach, mode: int) -> None:
+def test_a_segment_of_another_mode_is_refused(
+    writer: MessageQueue, attach: Attach, mode: int
+) -> None:
     """A segment of any other mode is refused, and the error states both modes."""
     path_of(writer).chmod(mode)
     with refuses(PermissionError) as caught:
@@ -95,7 +99,7 @@ def test_mode(writer: MessageQueue, attach: Attach, mode: int) -> None:
 
 @pytest.mark.root
 @attaching
-def test_owner(writer: MessageQueue, attach: Attach) -> None:
+def test_a_segment_of_another_user_is_refused(writer: MessageQueue, attach: Attach) -> None:
     """A segment of another user is refused, though root could open it."""
     os.chown(path_of(writer), NOBODY, NOBODY)
     with refuses(PermissionError, match=str(NOBODY)) as caught:
@@ -104,7 +108,7 @@ def test_owner(writer: MessageQueue, attach: Attach) -> None:
 
 
 @pytest.mark.root
-def test_other_user(writer: MessageQueue) -> None:
+def test_another_user_cannot_attach(writer: MessageQueue) -> None:
     """Another user cannot attach, and is told so."""
     handle = writer.export_handle()
 
@@ -167,7 +171,7 @@ def test_a_writer_that_has_given_up_root() -> None:
 
 @attaching
 @pytest.mark.parametrize("make", NO_FILES)
-def test_no_file(
+def test_what_is_not_a_regular_file_is_refused_at_once(
     writer: MessageQueue, aside: Path, attach: Attach, make: Callable[[Path], None]
 ) -> None:
     """What is not a regular file is refused at once; opening it does not hang."""
@@ -225,7 +229,7 @@ CONTENTS = [
 
 @attaching
 @pytest.mark.parametrize("change", CONTENTS, ids=lambda change: change.__name__)
-def test_contents(
+def test_foreign_contents_are_refused_and_not_changed(
     writer: MessageQueue, aside: Path, attach: Attach, change: Callable[[bytes], bytes]
 ) -> None:
     """Truncated, empty or foreign contents raise ValueError, and the file is not changed."""

@@ -62,7 +62,7 @@ def test_left_by_the_creator_of_a_ring(create: Callable[[], None], method: str) 
 
 
 @creations
-def test_held_by_a_reader(create: Callable[[], None], method: str) -> None:
+def test_a_segment_that_a_reader_holds_is_spared(create: Callable[[], None], method: str) -> None:
     """The creator is dead, but somebody attached lives: spared as long as that one lives."""
     writer = start_writer(2, method)
     reader = start_reader(writer.greeting, 1, method)
@@ -201,7 +201,7 @@ def come_and_go(link: Link, rounds: int) -> int:
     return rounds
 
 
-def test_many_creators_at_once() -> None:
+def test_creators_that_sweep_at_once_spare_each_other() -> None:
     """Creations that sweep at the same time never take each other's segments."""
     before = segments()
     peers = [start(come_and_go, 150) for _ in range(4)]

@@ -26,7 +26,7 @@ def all_facts() -> list[tuple[str, bool, tuple[int, ...]]]:
     return [facts_of(segment) for segment in testing.segments()]
 
 
-def test_local_queue() -> None:
+def test_a_local_queue_is_gone_after_its_block() -> None:
     """A whole queue in one process, with any option, gone afterwards."""
     with testing.local_queue(2, max_chunk_bytes=64, serializer="msgpack") as (writer, readers):
         writer.enqueue([1])
@@ -37,7 +37,7 @@ def test_local_queue() -> None:
     assert open_here() == []
 
 
-def test_segments() -> None:
+def test_segments_are_listed_with_the_processes_that_hold_them() -> None:
     """Named until all have attached; with every process that has it open."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         (segment,) = open_here()
@@ -50,7 +50,7 @@ def test_segments() -> None:
         reader.peer.kill()
 
 
-def test_no_leaks() -> None:
+def test_no_leaks_finds_only_what_its_block_left() -> None:
     """Earlier segments are no leak; one that is left by the block is."""
     with ShmRingBuffer(1, 64, 1), testing.no_leaks(), ShmRingBuffer(1, 64, 1):
         pass
@@ -159,7 +159,7 @@ def test_what_only_the_collector_has_not_seen_yet_is_no_leak() -> None:
         del engine
 
 
-def test_kill() -> None:
+def test_a_kill_can_be_seen_when_it_returns() -> None:
     """When it returns, the death can be seen: no wait is needed."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         reader = start_reader(writer.export_handle())
@@ -170,7 +170,7 @@ def test_kill() -> None:
             writer.wait_until_ready(PATIENCE)
 
 
-def test_stopped() -> None:
+def test_a_process_is_stopped_within_the_block() -> None:
     """Stopped within the block, running after it; a dead process is refused."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         reader = start_reader(writer.export_handle())
@@ -205,7 +205,7 @@ def test_stopped_of_a_process_that_is_no_child() -> None:
     child.leave()
 
 
-def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalls_are_the_lines_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the block, with the interval of the block."""
     monkeypatch.delenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", raising=False)
     with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
@@ -216,7 +216,7 @@ def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "MEMLANE_RINGBUFFER_WARNING_INTERVAL" not in os.environ
 
 
-def test_stalls_where_nobody_logs() -> None:
+def test_stalls_are_collected_where_logging_is_off() -> None:
     """The lines are collected however quiet the engine's own logging is."""
     logger, root = logging.getLogger("memlane"), logging.getLogger()
     before = root.level
@@ -235,7 +235,7 @@ def test_stalls_where_nobody_logs() -> None:
 
 
 @pytest.mark.parametrize("after", [0, -1.0, float("nan"), "often", None])
-def test_stalls_after_nothing(after: float) -> None:
+def test_stalls_refuse_an_interval_of_nothing(after: float) -> None:
     """A line about the setting itself would be taken for one about a stall."""
     before = dict(os.environ)
     with refuses(ValueError, TypeError), testing.stalls(after):
@@ -243,7 +243,7 @@ def test_stalls_after_nothing(after: float) -> None:
     assert dict(os.environ) == before
 
 
-def test_segments_of_others() -> None:
+def test_segments_of_other_processes_are_listed() -> None:
     """Another process's queue is seen, too, also when nobody else has it open."""
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0):

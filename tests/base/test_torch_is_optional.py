@@ -39,7 +39,7 @@ def test_torch_is_not_imported_for_nothing(program: str) -> None:
     assert done.stdout.split() == ["False"]
 
 
-def test_a_reader_without_torch() -> None:
+def test_a_reader_without_torch_is_told_so() -> None:
     """The error says that torch is missing; everything else can be read."""
     torch = package("torch")
     program = """

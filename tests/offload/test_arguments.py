@@ -54,7 +54,7 @@ def _creates_nothing() -> Any:
 
 
 @pytest.mark.parametrize("wrong", SIZES, ids=str)
-def test_sizes(wrong: dict[str, Any]) -> None:
+def test_sizes_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
     """R11: sizes that do not fit are refused."""
     with refuses(ValueError):
         SharedOffloadRegion(new_id(), **{**GOOD, **wrong})
@@ -65,7 +65,7 @@ def test_sizes(wrong: dict[str, Any]) -> None:
     [{"rank": 0.0}, {"num_blocks": "4"}, {"num_workers": True}, {"progress": 3}, {"timeout": "1"}],
     ids=str,
 )
-def test_types(wrong: dict[str, Any]) -> None:
+def test_arguments_of_other_types_are_refused(wrong: dict[str, Any]) -> None:
     with refuses(TypeError):
         SharedOffloadRegion(new_id(), **{**GOOD, **wrong})
 
@@ -75,13 +75,13 @@ def test_types(wrong: dict[str, Any]) -> None:
     ["a/b", "..", "../x", "a..b/", "/", "", "nul\0", "x" * 256, "\udcff\ud800"],
     ids=ascii,
 )
-def test_ids(instance: str) -> None:
+def test_ids_that_cannot_be_in_a_file_name_are_refused(instance: str) -> None:
     """R13: ids that cannot be part of a file name are refused."""
     with refuses(ValueError):
         region_of(instance)
 
 
-def test_longest_id() -> None:
+def test_an_id_is_as_long_as_a_file_name_can_be() -> None:
     """As long as a file's name can be."""
     instance = "x" * (255 - len("vllm_offload_.mmap"))
     region_of(instance).cleanup()
@@ -89,12 +89,12 @@ def test_longest_id() -> None:
         region_of(instance + "x")
 
 
-def test_id_of_another_type() -> None:
+def test_an_id_of_another_type_is_refused() -> None:
     with refuses(TypeError):
         region_of(7)  # type: ignore[arg-type]
 
 
-def test_relative_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_is_found_again_by_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name is removed even if the process has changed its directory."""
     monkeypatch.chdir("/dev")
     region = region_of(instance := new_id(), directory="shm", timeout=None)
@@ -110,7 +110,7 @@ def test_directory_that_is_not_there() -> None:
         region_of(new_id(), directory="/dev/shm/nowhere")
 
 
-def test_a_directory_as_bytes(tmp_path: Path) -> None:
+def test_a_directory_may_be_given_as_bytes(tmp_path: Path) -> None:
     """As os functions take it."""
     with SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=os.fsencode(tmp_path)) as region:
         assert Path(region.mmap_path).parent == tmp_path

@@ -76,7 +76,7 @@ def test_ids_in_a_tensor_and_in_a_memoryview() -> None:
     ],
     ids=["generator", "zip", "items", "set", "map", "deque"],
 )
-def test_ids_in_any_iterable(given: Callable[[list[tuple[int, int]]], Any]) -> None:
+def test_pairs_may_be_any_iterable(given: Callable[[list[tuple[int, int]]], Any]) -> None:
     """Pairs may come from anything that can be iterated over, once; also none of them."""
     src, dst = numbered(5, 2), np.zeros((5, 2), "int32")
     assert copy_blocks(src, dst, given([(1, 2), (3, 4)])) == 16
@@ -104,7 +104,7 @@ def test_iterating_over_ids_comes_first() -> None:
         copy_blocks(src, dst, freeing())
 
 
-def test_between_kinds_of_memory() -> None:
+def test_blocks_are_copied_between_kinds_of_memory() -> None:
     """numpy, torch of any dtype, bytes: int8 and uint8 fit every dtype of the same size."""
     cache = torch.randn(6, 4, 8).to(torch.bfloat16)
     pool = bytearray(6 * 64)
@@ -125,7 +125,7 @@ def test_one_axis_alone_is_blocks_of_one_element() -> None:
     assert to == b"f....a"
 
 
-def test_keys_and_values_apart() -> None:
+def test_keys_and_values_may_lie_apart() -> None:
     """A cache of shape (2, blocks, ...) with its axes swapped: two segments per block."""
     cache = numbered(2, 10, 4, 8, dtype="float32")
     pool = np.zeros((10, 2, 4, 8), "float32")
@@ -137,7 +137,7 @@ def test_keys_and_values_apart() -> None:
     assert (other == cache).all()
 
 
-def test_nothing_to_move() -> None:
+def test_ids_are_checked_where_nothing_is_to_be_moved() -> None:
     """No pairs, or blocks of no bytes: 0, but ids are still checked."""
     src, dst = numbered(3, 2), numbered(3, 2)
     for none in ([], (), np.empty((0, 2), np.int64), torch.empty(0, 2, dtype=torch.int32)):
@@ -160,7 +160,9 @@ def test_nothing_to_move() -> None:
         ([(0, 3), (1, 4), (2, 3), (5, 4)], "target_twice", 2, 3),
     ],
 )
-def test_a_bad_pair(pairs: Any, reason: str, pair: int, block: int) -> None:
+def test_a_bad_pair_is_named_and_nothing_is_moved(
+    pairs: Any, reason: str, pair: int, block: int
+) -> None:
     """It is named in the text and in attributes; nothing is moved, earlier pairs included."""
     src, dst = numbered(10, 4), np.zeros((12, 4), "int32")
     with pytest.raises(PairRefused, match=f"pair {pair} names block {block} of") as caught:
@@ -235,7 +237,7 @@ def test_arrays_that_do_not_fit(src: Any, dst: Any, error: Any, text: str) -> No
         copy_blocks(src, dst, [(0, 0)])
 
 
-def test_a_read_only_destination() -> None:
+def test_a_read_only_destination_is_refused() -> None:
     """An array's flag counts; a released view is no memory."""
     src, dst = numbered(2, 2), numbered(2, 2)
     dst.flags.writeable = False
@@ -287,7 +289,7 @@ def test_pairs_that_are_none(pairs: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 257, 1.5, True, "2"])
-def test_numbers_of_threads(threads: Any) -> None:
+def test_impossible_numbers_of_threads_are_refused(threads: Any) -> None:
     """A whole number from 1 to 256, or None."""
     with pytest.raises((InvalidArgument, InvalidType), match="threads must"):
         copy_blocks(numbered(2, 2), numbered(2, 2), [(0, 1)], threads=threads)

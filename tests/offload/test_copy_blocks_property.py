@@ -50,7 +50,9 @@ def moves(draw: st.DrawFn) -> tuple[Array, Array, Array]:
 
 @settings(max_examples=300)
 @given(moves(), st.integers(1, 4))
-def test_any_layout(move: tuple[Array, Array, Array], threads: int) -> None:
+def test_any_layout_is_copied_as_numpy_copies_it(
+    move: tuple[Array, Array, Array], threads: int
+) -> None:
     """As numpy's dst[to] = src[from], without touching any other byte."""
     src, dst, pairs = move
     memory: Any = dst
@@ -79,7 +81,9 @@ def before_of(view: Array, memory: Array, before: Array) -> Array:
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), unique_by=lambda p: p[1]),
 )
-def test_shared_memory(size: int, first: int, second: int, pairs: list[tuple[int, int]]) -> None:
+def test_views_of_one_memory_are_copied_or_refused(
+    size: int, first: int, second: int, pairs: list[tuple[int, int]]
+) -> None:
     """Two views of one memory: copied as if from a copy, or refused because they overlap."""
     memory = np.arange(200, dtype=np.uint8)
     before = memory.copy()
@@ -101,7 +105,7 @@ def test_shared_memory(size: int, first: int, second: int, pairs: list[tuple[int
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1023, 1024, 1025, 4095, 4096, 4097, 70_000])
 @pytest.mark.parametrize("threads", [None, 1, 2, 4])
-def test_around_the_thresholds(size: int, threads: int | None) -> None:
+def test_copies_are_right_around_the_thresholds(size: int, threads: int | None) -> None:
     """Sorted small blocks, non-temporal large moves, with and without the GIL."""
     rng = np.random.default_rng(size)
     for total in (60_000, 70_000, 9 << 20):

@@ -48,7 +48,7 @@ def test_the_gil_is_let_go() -> None:
     assert (dst == 3).all()
 
 
-def test_pairs_that_change_meanwhile() -> None:
+def test_pairs_that_change_meanwhile_are_used_as_checked() -> None:
     """The ids that were checked are used, though another thread writes wild ones."""
     blocks = 20_000
     src = np.ones((blocks, 64), np.uint8)
@@ -96,7 +96,7 @@ def test_calls_at_the_same_time() -> None:
     assert all(call.result() for call in calls)
 
 
-def test_after_a_fork() -> None:
+def test_parent_and_child_go_on_with_threads_after_a_fork() -> None:
     """Parent and child continue to move with several threads: none is kept between calls."""
     src, dst, pairs = large()
     copy_blocks(src, dst, pairs, threads=2)
@@ -191,7 +191,7 @@ def test_a_handler_that_raises_ends_the_helpers() -> None:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def test_a_handler_that_forks() -> None:
+def test_a_handler_may_fork_within_a_copy() -> None:
     """The child's copy of the call raises WrongProcess; the parent's continues."""
     play(
         "child = os.fork()\n"

@@ -118,7 +118,7 @@ def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
     with_runtime(newest, scene)
 
 
-def test_no_runtime(newest: Path) -> None:
+def test_no_runtime_is_loaded_for_a_copy(newest: Path) -> None:
     """None is loaded here, and none gets loaded."""
     if "/libcudart" in Path("/proc/self/maps").read_text():
         pytest.skip("torch has loaded CUDA's runtime")
@@ -245,7 +245,7 @@ def test_what_is_done_goes_with_any_region(newest: Path, played: Stream) -> None
     transfers(newest, scene)
 
 
-def test_transfers_in_threads(
+def test_transfers_are_queued_and_checked_in_threads(
     newest: Path, played: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One thread queues a transfer while another checks which are done."""

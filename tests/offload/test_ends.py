@@ -43,7 +43,7 @@ def cleaning_up(_link: Link) -> None:
         assert not path_of(instance).exists()
 
 
-def test_cleanup_in_threads() -> None:
+def test_cleanups_in_threads_crash_nothing() -> None:
     """Two cleanups at once, while others make views: views or Closed, no crash."""
     package("torch")
     start(cleaning_up).result()

@@ -59,7 +59,7 @@ def is_refused() -> bool:
 @needed("ptrace", not is_refused())
 @pytest.mark.soak(seconds=120)
 @pytest.mark.parametrize("participants", [None, 1])
-def test_death_before_every_call(participants: int | None) -> None:
+def test_a_death_before_any_call_is_no_harm_to_the_next_start(participants: int | None) -> None:
     """The next start works at once, sees no old bytes, and leaves nothing."""
     instance = new_id()
     left = 0

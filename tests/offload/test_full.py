@@ -98,5 +98,5 @@ def one_page_too_large(_link: Link) -> None:
         one_page_too_large,
     ],
 )
-def test_full(role: Role) -> None:
+def test_what_does_not_fit_is_refused(role: Role) -> None:
     start(role, method="spawn", command=private_shm("32m")).result()

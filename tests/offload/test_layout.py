@@ -18,7 +18,7 @@ SHAPES = [(4, 2, PAGE), (3, 1, PAGE), (5, 3, 1000), (2, 4, 3 * PAGE), (7, 2, 1)]
 
 
 @pytest.mark.parametrize(("blocks", "workers", "cell"), SHAPES)
-def test_every_byte(blocks: int, workers: int, cell: int) -> None:
+def test_every_byte_is_where_the_layout_says(blocks: int, workers: int, cell: int) -> None:
     """Cell w of block b is at (b * workers + w) * its size; bytes behind are unused."""
     instance = new_id()
     shape = {"blocks": blocks, "workers": workers, "cell": cell, "extra": 77}
@@ -44,7 +44,7 @@ def test_every_byte(blocks: int, workers: int, cell: int) -> None:
         region.cleanup()
 
 
-def test_file() -> None:
+def test_the_file_has_its_name_size_and_mode() -> None:
     """The documented name, exact size, mode 0600, all its space reserved."""
     instance = new_id()
     with region_of(instance, extra=5) as region:
@@ -57,7 +57,7 @@ def test_file() -> None:
         assert os.path.samestat(os.fstat(region.fd), facts)
 
 
-def test_file_elsewhere(tmp_path: object) -> None:
+def test_directory_and_prefix_can_be_chosen(tmp_path: object) -> None:
     """Directory and prefix can be chosen."""
     instance = new_id()
     os.mkdir(directory := f"/dev/shm/memlane-{instance}")
@@ -91,7 +91,7 @@ def test_views_share_one_cursor() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_views_of_nothing(size: int) -> None:
+def test_views_of_nothing_are_refused(size: int) -> None:
     with region_of(new_id()) as region, refuses(ValueError):
         region.create_next_view(size)
 
@@ -106,7 +106,7 @@ def test_whole_has_no_cell() -> None:
                 make(1)
 
 
-def test_dlpack() -> None:
+def test_views_are_handed_on_by_dlpack_without_a_copy() -> None:
     """Both kinds of views can be handed on without a copy."""
     with region_of(new_id()) as region:
         tensor, array = region.create_next_view(8), region.create_next_array(8)
@@ -117,7 +117,7 @@ def test_dlpack() -> None:
         assert array[1, 4] == 6
 
 
-def test_base() -> None:
+def test_the_base_is_the_whole_mapping() -> None:
     """The whole as one tensor of bytes, at the address of the mapping."""
     with region_of(new_id()) as region:
         view = region.create_next_view(16)
@@ -131,7 +131,7 @@ def test_base() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 0])
-def test_rows(rank: int | None) -> None:
+def test_a_row_is_the_writable_memory_of_a_block(rank: int | None) -> None:
     """`view[b]` is the writable row of block b; as a memoryview it has two dimensions."""
     with region_of(new_id(), rank, extra=3) as region:
         rows = region.create_kv_memoryview()
@@ -179,7 +179,7 @@ def test_map_is_like_mmap() -> None:
         memoryview(memory)
 
 
-def test_attributes() -> None:
+def test_the_attributes_of_vllms_class_are_there() -> None:
     """The attributes that callers of vLLM's class use."""
     with region_of(new_id(), 1, extra=9) as region:
         assert (region.num_blocks, region.rank, region.page_size) == (4, 1, PAGE)

@@ -29,7 +29,7 @@ def test_a_region_is_made_anew_elsewhere(send: Callable[[object], object]) -> No
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_cleanup_in_any_order(order: tuple[int, ...]) -> None:
+def test_the_last_holder_removes_the_name(order: tuple[int, ...]) -> None:
     """The last holder removes the name, whoever created it and whatever its rank."""
     instance = new_id()
     regions = [region_of(instance, rank) for rank in (0, 1, None)]
@@ -40,7 +40,7 @@ def test_cleanup_in_any_order(order: tuple[int, ...]) -> None:
     assert not path_of(instance).exists()
 
 
-def test_after_cleanup() -> None:
+def test_calls_after_cleanup_raise() -> None:
     """Attributes are None or False; calls raise."""
     region = region_of(new_id())
     memory = region.mmap_obj
@@ -96,7 +96,7 @@ def test_torch_views_outlive_cleanup() -> None:
     assert int(view.sum()) == 4 * 8 * 4
 
 
-def test_dropping_the_last_reference() -> None:
+def test_dropping_the_last_reference_removes_the_name() -> None:
     """Many callers only do that."""
     instance = new_id()
     region = region_of(instance)
@@ -161,7 +161,7 @@ def test_the_old_file_was_moved_away() -> None:
 
 
 @pytest.mark.parametrize("participants", [1, 2, 3])
-def test_participants(participants: int) -> None:
+def test_the_name_is_removed_once_all_have_mapped_it(participants: int) -> None:
     """The name goes as soon as that many have mapped it; a later start begins anew."""
     instance = new_id()
     regions = []
@@ -198,7 +198,7 @@ def test_one_of_the_participants_leaves_before_all_are_there() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 * PAGE - 1, 8 * PAGE, 8 * PAGE + 1, 100 * PAGE])
-def test_leftover(size: int) -> None:
+def test_a_leftover_is_replaced(size: int) -> None:
     """R1: a file that no process holds is replaced, whatever its size; its bytes are not used."""
     instance = new_id()
     path_of(instance).write_bytes(b"\xee" * size)
@@ -210,7 +210,7 @@ def test_leftover(size: int) -> None:
             assert bytes(memory) == bytes(8 * PAGE)
 
 
-def test_leftover_of_another_mode() -> None:
+def test_a_leftover_of_another_mode_is_replaced() -> None:
     """It is replaced too: it is this user's, and no process holds it."""
     instance = new_id()
     path_of(instance).write_bytes(b"x")
@@ -218,7 +218,7 @@ def test_leftover_of_another_mode() -> None:
     region_of(instance).cleanup()
 
 
-def test_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_what_is_created_joined_and_removed(caplog: pytest.LogCaptureFixture) -> None:
     """Creating, joining and removing at INFO with path and size, populating at DEBUG."""
     instance = new_id()
     with caplog.at_level(logging.DEBUG, "memlane"):

@@ -37,14 +37,14 @@ def exits(_link: Link, instance: str) -> None:
     globals()["kept"] = (region, array, array.__dlpack__(), region.create_kv_memoryview())
 
 
-def test_end_of_the_interpreter() -> None:
+def test_the_end_of_the_interpreter_removes_the_file() -> None:
     """No cleanup, and views are left: the file is removed nevertheless."""
     instance = new_id()
     start(exits, instance, method="spawn").result()
     assert not path_of(instance).exists()
 
 
-def test_leftover_of_a_kill(method: str) -> None:
+def test_the_leftover_of_a_kill_is_replaced(method: str) -> None:
     """The next start replaces it at once."""
     instance = new_id()
     dead = start_region(instance, 0, method)

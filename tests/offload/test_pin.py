@@ -25,7 +25,7 @@ def library() -> Path:
     return stand_in()
 
 
-def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_region_works_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
     """False, one warning, and the region still works."""
     with region_of(new_id()) as region:
         assert region.pin() is False
@@ -42,7 +42,7 @@ def test_cells_that_are_not_whole_pages() -> None:
         region.pin()
 
 
-def test_pin_and_unpin(library: Path) -> None:
+def test_pin_locks_the_whole_mapping_once(library: Path) -> None:
     """The whole mapping, once; unregistered before it is unmapped."""
 
     def scene(fake: Any) -> None:
@@ -64,7 +64,7 @@ def test_pin_and_unpin(library: Path) -> None:
     with_runtime(library, scene)
 
 
-def test_pin_in_threads(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_pin_undo_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread locks, the others find it locked; none undoes another's work."""
 
     def scene(fake: Any) -> None:
@@ -87,7 +87,9 @@ def test_dropping_the_region_unpins(library: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2 * PAGE, 3 * PAGE, 5 * PAGE, 100 * PAGE])
-def test_chunks(library: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_chunks_are_whole_rows_and_cover_all(
+    library: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     """As many whole rows as fit, all bytes, none twice."""
 
     def scene(fake: Any) -> None:
@@ -113,7 +115,7 @@ def test_chunks_of_a_large_region() -> None:
     assert [at for at, _ in locks.chunks()] == [0, 63 * gib, 126 * gib]
 
 
-def test_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_locks_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third chunk fails: the first two are unregistered, and the error is cleared."""
 
     def scene(fake: Any) -> None:
@@ -138,7 +140,7 @@ def test_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["register", "unregister"])
-def test_interrupted_between_two_chunks(
+def test_an_interrupted_pin_leaves_nothing_locked(
     library: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """A signal handler that raises behind a call of CUDA leaves nothing locked that memlane does
@@ -212,7 +214,7 @@ def test_cleanup_that_was_interrupted(library: Path, monkeypatch: pytest.MonkeyP
     with_runtime(library, scene)
 
 
-def test_pinned_by_the_caller(library: Path) -> None:
+def test_what_the_caller_has_pinned_is_unpinned_by_cleanup(library: Path) -> None:
     """A caller who registers the base sets is_pinned, and cleanup unregisters it."""
     package("torch")
 

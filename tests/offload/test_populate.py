@@ -36,7 +36,7 @@ def test_each_rank_its_own_cells(workers: int, threads: int) -> None:
         region.cleanup()
 
 
-def test_the_whole() -> None:
+def test_the_whole_is_populated_without_a_rank() -> None:
     """Without a rank everything, up to the last byte."""
     instance = new_id()
     with region_of(instance, None, extra=PAGE + 1):
@@ -44,7 +44,7 @@ def test_the_whole() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 1])
-def test_progress(rank: int | None) -> None:
+def test_progress_is_reported_up_to_the_end(rank: int | None) -> None:
     """(bytes populated, bytes to populate): growing, in this thread, and complete at the end."""
     heard: list[tuple[int, int, threading.Thread]] = []
 

@@ -44,7 +44,7 @@ def test_a_joiner_maps_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 1])
-def test_kernel_without_populate(rank: int | None) -> None:
+def test_pages_are_populated_where_the_kernel_cannot(rank: int | None) -> None:
     """Every page is written to, and keeps its content."""
     instance = new_id()
 

@@ -84,7 +84,7 @@ def races(_link: Link, rounds: int, participants: int | None) -> None:
 
 @pytest.mark.soak(seconds=60 + 2 * RACES)
 @pytest.mark.parametrize("participants", [None, RACERS])
-def test_race_to_create(participants: int | None) -> None:
+def test_one_of_several_creates_the_file(participants: int | None) -> None:
     start(races, RACES, participants).result(5 * PATIENCE + 2 * RACES)
 
 
@@ -129,7 +129,7 @@ def coming_and_going(link: Link, instance: str, seed: int, rounds: int) -> None:
     link.tell()
 
 
-def test_coming_and_going() -> None:
+def test_no_process_uses_a_file_that_another_removed() -> None:
     """Last leavers race with first starters: no process uses a file that another removed."""
     instance = new_id()
     peers = [start(coming_and_going, instance, seed, 60) for seed in range(4)]
@@ -139,7 +139,7 @@ def test_coming_and_going() -> None:
     assert not path_of(instance).exists()
 
 
-def test_threads_of_one_process() -> None:
+def test_ranks_may_start_in_threads_of_one_process() -> None:
     """Several ranks may start in threads; they wait for each other as processes do."""
     instance = new_id()
     for _ in range(5):
@@ -308,7 +308,7 @@ def test_leaving_a_region_without_a_name(caplog: pytest.LogCaptureFixture) -> No
     assert "stopped" not in caplog.text
 
 
-def test_wait_for_file_size(tmp_path: object) -> None:
+def test_wait_for_file_size_returns_once_it_is_reached(tmp_path: object) -> None:
     """The documented helper returns when the file has that size, else raises TimeoutError."""
     from memlane.offload.region import _wait_for_file_size
 

@@ -27,7 +27,7 @@ NOBODY = 65534
 
 
 @pytest.mark.parametrize("to", ["a file", "nowhere"])
-def test_symbolic_link(tmp_path: Path, to: str) -> None:
+def test_a_symbolic_link_is_refused(tmp_path: Path, to: str) -> None:
     target = tmp_path / "target"
     if to == "a file":
         target.write_bytes(b"precious")
@@ -44,7 +44,7 @@ def test_symbolic_link(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.root
-def test_file_of_another_user() -> None:
+def test_a_file_of_another_user_is_refused() -> None:
     """Though root could open it, and no process holds it."""
     instance = new_id()
     path_of(instance).write_bytes(b"theirs")
@@ -134,7 +134,7 @@ except PermissionError as error:
 
 
 @pytest.mark.parametrize("make", NO_FILES)
-def test_no_file(make: Callable[[Path], None]) -> None:
+def test_what_is_no_file_is_refused(make: Callable[[Path], None]) -> None:
     instance = new_id()
     make(path_of(instance))
     path_of(instance).chmod(0o711)
@@ -174,14 +174,14 @@ def few_descriptors(_link: Link) -> tuple[int, int]:
     return failed, succeeded
 
 
-def test_without_descriptors() -> None:
+def test_a_start_without_descriptors_leaves_nothing() -> None:
     """R8: however few there are: an OSError and nothing left, or success."""
     failed, succeeded = start(few_descriptors).result()
     assert failed > 0
     assert succeeded > 0
 
 
-def test_limit_of_file_size() -> None:
+def test_a_limit_of_file_size_is_an_error() -> None:
     def role(_link: Link) -> None:
         import resource
 
@@ -196,7 +196,7 @@ def test_limit_of_file_size() -> None:
     start(role).result()
 
 
-def test_limit_of_address_space() -> None:
+def test_a_limit_of_address_space_is_an_error() -> None:
     """There is room for the region, but not for its mapping."""
 
     def role(_link: Link) -> None:
@@ -217,7 +217,7 @@ def vm_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
 
 
-def test_interrupted_wait() -> None:
+def test_an_interrupted_wait_leaves_nothing() -> None:
     """Ctrl-C ends a start that waits for others, and nothing of it is left."""
     from tests.support.regions import half_created
 
@@ -241,7 +241,7 @@ def test_interrupted_wait() -> None:
     assert not path_of(instance).exists()
 
 
-def test_forked_child(tmp_path: Path) -> None:
+def test_cleanup_in_a_forked_child_harms_nothing(tmp_path: Path) -> None:
     """Cleanup there frees the child's copies only; the parent does not notice."""
     instance = new_id()
     region = region_of(instance)

@@ -36,7 +36,7 @@ def put(folder: str, files: dict[str, str]) -> dict[str, str]:
     return {f"{folder}/{name}": text for name, text in files.items()}
 
 
-def test_memory(tmp_path: Path) -> None:
+def test_memory_that_is_not_available_is_refused(tmp_path: Path) -> None:
     """Available memory and free swap."""
     root = tree(tmp_path, {})
     assert space.memory_room(root) == 9 * GIB
@@ -47,7 +47,7 @@ def test_memory(tmp_path: Path) -> None:
     space.check_space("/dev/shm", 9 * GIB, 100 * GIB, root)
 
 
-def test_file_system(tmp_path: Path) -> None:
+def test_a_full_file_system_is_refused_with_a_hint(tmp_path: Path) -> None:
     """The hint says what to do in a container."""
     with refuses(MemoryError) as caught:
         space.check_space("/dev/shm", 2 * GIB, GIB, tree(tmp_path, {}))
@@ -56,7 +56,7 @@ def test_file_system(tmp_path: Path) -> None:
         assert word in text
 
 
-def test_cgroup(tmp_path: Path) -> None:
+def test_the_tightest_limit_of_a_cgroup_counts(tmp_path: Path) -> None:
     """The tightest limit of the group and of those above it; clean cache counts as free."""
     root = tree(
         tmp_path,
@@ -75,7 +75,7 @@ def test_cgroup(tmp_path: Path) -> None:
     space.check_space("/dev/shm", 2 * GIB, 100 * GIB, root)
 
 
-def test_cgroup_of_version_1(tmp_path: Path) -> None:
+def test_the_limit_of_a_cgroup_of_version_1_counts(tmp_path: Path) -> None:
     """As in a container: the path is the host's, and the group's files are at the top."""
     files = {
         "memory.limit_in_bytes": str(3 * GIB),
@@ -93,7 +93,7 @@ def test_cgroup_of_version_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0::/\n", "4:memory:/\n"])
-def test_without_limits(tmp_path: Path, text: str) -> None:
+def test_a_cgroup_without_limits_has_room(tmp_path: Path, text: str) -> None:
     root = tree(tmp_path, {"proc/self/cgroup": text})
     assert space.cgroup_room(root)[0] >= 1 << 60
 
@@ -108,7 +108,7 @@ def test_more_than_the_machine_has() -> None:
     assert not path_of(instance).exists()
 
 
-def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """fallocate would not refuse it; later the kernel would kill a process."""
     monkeypatch.setattr(space, "memory_room", lambda *_: 8 * PAGE - 1)
     instance = new_id()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.unit
 ONE = bytes(52)
 
 
-def test_places() -> None:
+def test_readers_take_the_places_in_order() -> None:
     """Readers take the places in order; one more than there are is refused."""
     with store_of(3, attached=0) as (writer, _):
         readers = [Storage.create_from_handle(writer.handle()) for _ in range(3)]
@@ -85,7 +85,7 @@ def test_absent_places_come_first() -> None:
         third.close()
 
 
-def test_one_storage_per_ring() -> None:
+def test_a_ring_has_one_storage() -> None:
     """A ring that has a storage gets no second one, even when the first is gone."""
     ring = Ring(4096, create=True)
     writer = Storage(1000, 1, ring, BytesSerde)
@@ -99,7 +99,7 @@ def test_one_storage_per_ring() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(1000, 3), (999, 2), (1001, 2)])
-def test_other_numbers(numbers: tuple[int, int]) -> None:
+def test_a_reader_with_other_numbers_is_refused(numbers: tuple[int, int]) -> None:
     """A reader with another object size or number of readers is refused; both are stated."""
     ring = Ring(4096, create=True)
     with Storage(1000, 2, ring, BytesSerde):
@@ -130,7 +130,7 @@ def test_a_ring_of_another_system() -> None:
 
 @pytest.mark.parametrize("name", ["max_object_size", "n_readers", "max_objects"])
 @pytest.mark.parametrize("value", [0, -1, 2**64, 2**100, 1.5, "4", True, [4]])
-def test_arguments(name: str, value: Any) -> None:
+def test_impossible_numbers_are_refused(name: str, value: Any) -> None:
     """Impossible numbers are refused, and the ring can still get a storage."""
     ring = Ring(4096, create=True)
     good = {"max_object_size": 100, "n_readers": 1, "max_objects": 4}
@@ -151,7 +151,7 @@ def test_more_than_there_is() -> None:
     assert segments() == before
 
 
-def test_no_ring() -> None:
+def test_what_is_no_ring_is_refused() -> None:
     with refuses(TypeError):
         Storage(100, 1, "memlane-x")  # type: ignore[arg-type]
     with refuses(TypeError):
@@ -167,7 +167,7 @@ def test_a_storage_travels_by_its_handle(send: Callable[[object], object]) -> No
                 send(end)
 
 
-def test_handle() -> None:
+def test_a_handle_is_comparable_and_can_be_pickled() -> None:
     """A dataclass: comparable, picklable, with the fields of vLLM's handle."""
     with store_of(2, size=4096, max_object_size=100, serde=MsgpackSerde) as (writer, readers):
         handle = writer.handle()
@@ -181,7 +181,7 @@ def test_handle() -> None:
         assert ShmObjectStorageHandle.from_json(handle.to_json().encode()) == handle
 
 
-def test_attach_by_text() -> None:
+def test_a_reader_attaches_by_text() -> None:
     with store_of(1, serde=MsgpackSerde, attached=0) as (writer, _):
         handle = ShmObjectStorageHandle.from_json(writer.handle().to_json())
         with Storage.create_from_handle(handle) as reader:
@@ -192,7 +192,7 @@ class Registered(BytesSerde):
     pass
 
 
-def test_serdes_in_text() -> None:
+def test_a_text_names_registered_serdes_only() -> None:
     """Only registered names are accepted; nothing is imported because of a text."""
     handle = ShmObjectStorageHandle(100, 1, (4096, "memlane-x"), Registered)
     with refuses(ValueError, match="not registered"):
@@ -283,7 +283,7 @@ def test_the_storage_is_gone() -> None:
         Storage.create_from_handle(handle)
 
 
-def test_close() -> None:
+def test_closing_is_final_on_both_ends() -> None:
     """Idempotent and final, on both ends; the name goes with the writer."""
     with store_of(2) as (writer, (one, two)):
         place = writer.put("k", b"x")
@@ -336,7 +336,7 @@ def test_a_block_that_raises_announces_nothing() -> None:
         writer.put("new", ONE)
 
 
-def test_dropping_the_last_reference() -> None:
+def test_dropping_the_last_reference_frees_everything() -> None:
     """Everything is freed at once: a storage is in no reference cycle."""
     writer = Storage(64, 1, Ring(640, create=True), BytesSerde)
     name = writer.ring_buffer.handle()[1]

@@ -9,7 +9,7 @@ from tests.support.queues import refuses, segments
 from tests.support.stores import Storage, start_store_reader, store_of
 
 
-def test_several_processes(method: str) -> None:
+def test_readers_attach_from_several_processes(method: str) -> None:
     """The same between processes."""
     with store_of(2, attached=0) as (writer, _):
         remotes = [start_store_reader(writer, method) for _ in range(2)]

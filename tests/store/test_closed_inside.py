@@ -109,7 +109,7 @@ for place in places:
 
 
 @pytest.mark.parametrize("code", CLOSES.values(), ids=CLOSES)
-def test_closed(code: str) -> None:
+def test_a_call_whose_end_is_closed_inside_raises_closed(code: str) -> None:
     """The call raises Closed, and touches nothing that is gone."""
     command = [sys.executable, "-c", HEAD + code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -117,7 +117,7 @@ def test_closed(code: str) -> None:
     assert done.stderr.splitlines()[-1].startswith("memlane.errors.Closed"), done.stderr
 
 
-def test_forked() -> None:
+def test_a_child_that_goes_on_with_a_call_takes_nothing() -> None:
     """A child that goes on with the call takes nothing from its parent."""
     command = [sys.executable, "-c", HEAD + FORKS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -49,7 +49,7 @@ def writer() -> Any:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_another_thread(writer: Storage, call: Callable[[Storage], object]) -> None:
+def test_a_call_beside_a_put_is_refused(writer: Storage, call: Callable[[Storage], object]) -> None:
     blocked = Aside(writer.put, "slow", b"slow")
     assert Slow.begun.wait(PATIENCE)
     with refuses(ConcurrentUse):
@@ -64,7 +64,7 @@ def test_another_thread(writer: Storage, call: Callable[[Storage], object]) -> N
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_from_within(writer: Storage, call: Callable[[Storage], object]) -> None:
+def test_a_call_within_a_put_is_refused(writer: Storage, call: Callable[[Storage], object]) -> None:
     """A serde's call of the storage is refused, and the put continues."""
 
     def meddle(value: Any) -> Any:
@@ -76,7 +76,7 @@ def test_from_within(writer: Storage, call: Callable[[Storage], object]) -> None
     assert writer.get(*writer.put("x", b"meddled")) == b"meddled"
 
 
-def test_close_in_the_middle(writer: Storage) -> None:
+def test_a_put_that_is_closed_in_the_middle_leaves_nothing(writer: Storage) -> None:
     """The put raises Closed, and nothing is left."""
     blocked = Aside(writer.put, "slow", b"slow")
     assert Slow.begun.wait(PATIENCE)

@@ -46,7 +46,7 @@ _open: list[object] = []
 
 
 @pytest.mark.parametrize("held", ["nothing", "a view", "decoding"])
-def test_a_dead_reader(held: str, method: str) -> None:
+def test_a_dead_reader_gives_back_what_it_owed_and_pinned(held: str, method: str) -> None:
     """SD, SI: what it owed and pinned is given back at once; the other reader goes on."""
     with small_store(2) as (writer, _):
         doomed, other = (start_store_reader(writer, method) for _ in range(2))
@@ -80,7 +80,7 @@ def close_views(_reader: Storage) -> None:
         _open.pop().__exit__(None, None, None)  # type: ignore[attr-defined]
 
 
-def test_all_die() -> None:
+def test_nobody_is_waited_for_once_all_are_dead() -> None:
     """Nobody is left to wait for."""
     with small_store(3) as (writer, _):
         remotes = [start_store_reader(writer) for _ in range(3)]
@@ -159,7 +159,7 @@ def leave_without_close(link: Link, handle: ShmObjectStorageHandle, how: str) ->
 
 
 @pytest.mark.parametrize("how", ["exit", "end"])
-def test_leaving_without_close(how: str) -> None:
+def test_leaving_without_close_is_a_death(how: str) -> None:
     """An interpreter that ends otherwise is a death, and so nobody waits for it."""
     with small_store(1) as (writer, _):
         peer = start(leave_without_close, writer.handle(), how, method="spawn")
@@ -218,7 +218,7 @@ def reading_of(link: Link, handle: ShmObjectStorageHandle) -> None:
         serve(link, reader)
 
 
-def test_kills_in_the_middle() -> None:
+def test_kills_in_the_middle_of_gets_harm_nobody_else() -> None:
     """Readers that are killed at any moment of their gets never harm the others."""
     with store_of(2, size=1 << 14, max_object_size=1 << 10, attached=1, serde=Stuck) as (
         writer,

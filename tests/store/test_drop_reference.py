@@ -25,7 +25,7 @@ def test_an_aborted_request_blocks_nobody() -> None:
         assert "0" not in writer.key_index
 
 
-def test_one_reference_of_several() -> None:
+def test_one_reference_is_dropped_and_the_others_count() -> None:
     """The others are still outstanding for every reader."""
     with store_of(1, size=640, max_object_size=64) as (writer, (reader,)):
         place = writer.put("a", ONE)
@@ -66,7 +66,7 @@ def test_an_object_without_references_can_be_referenced_again() -> None:
         assert reader.get(*place) == ONE
 
 
-def test_unknown_keys_and_readers() -> None:
+def test_unknown_keys_and_readers_are_refused() -> None:
     with store_of() as (writer, (reader,)):
         with pytest.raises(KeyError):
             writer.drop_reference("nothing")

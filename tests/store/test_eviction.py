@@ -64,7 +64,7 @@ def test_surplus_reads_do_not_count_for_others() -> None:
         writer.put("new", ONE)
 
 
-def test_references() -> None:
+def test_readers_owe_a_read_for_each_reference() -> None:
     """Every reader is to read as often as the object was referenced."""
     with store_of(2, size=640, max_object_size=64) as (writer, readers):
         places = fill(writer, ONE)
@@ -81,7 +81,7 @@ def test_references() -> None:
         assert not writer.is_cached("0")
 
 
-def test_sg_many_references() -> None:
+def test_sg_one_reference_too_many_is_refused() -> None:
     """SG: up to 2**31 - 1 references are counted; one more is refused and changes nothing."""
     with store_of() as (writer, (reader,)):
         place = writer.put("k", ONE)
@@ -100,7 +100,7 @@ def test_sg_many_references() -> None:
         assert writer.statistics().readers[0].outstanding == 2**31 - 3
 
 
-def test_touch() -> None:
+def test_a_touched_object_stays() -> None:
     """A touched object stays until its next get_cached, or release_touches()."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         places = fill(writer, ONE)
@@ -121,7 +121,7 @@ def test_touch() -> None:
         assert not writer.is_cached("0")
 
 
-def test_a_full_table() -> None:
+def test_a_full_table_evicts_like_a_full_ring() -> None:
     """`max_objects` objects at most: a full table evicts like a full ring."""
     with store_of(max_objects=5) as (writer, (reader,)):
         places = fill(writer, ONE)
@@ -133,7 +133,7 @@ def test_a_full_table() -> None:
         assert list(writer.key_index) == ["1", "2", "3", "4", "new"]
 
 
-def test_a_fragmented_ring() -> None:
+def test_a_fragmented_ring_evicts_while_that_may_help() -> None:
     """It keeps evicting while that may help: 2 x max_object_size need not be contiguous."""
     with store_of(size=200, max_object_size=60) as (writer, (reader,)):
         for n in range(3):
@@ -190,7 +190,7 @@ def test_what_the_error_says() -> None:
         assert [blocker.rank for blocker in caught.value.readers] == [1]
 
 
-def test_allocations_of_others() -> None:
+def test_allocations_of_others_are_not_freed() -> None:
     """Allocations made in the ring by hand are not freed by the storage."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         writer.ring_buffer.allocate_buf(56)
@@ -424,7 +424,7 @@ def test_without_a_lock_the_writer_does_not_count() -> None:
         writer.put("new", ONE)
 
 
-def test_statistics() -> None:
+def test_statistics_count_what_each_reader_owes() -> None:
     """Counters, and for each reader its outstanding reads."""
     with store_of(2, size=640, max_object_size=64, attached=1) as (writer, (reader,)):
         places = fill(writer, ONE)

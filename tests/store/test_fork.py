@@ -62,7 +62,7 @@ def try_calls(_link: Link, writer: Storage, reader: Storage, place: Place) -> li
     return wrong
 
 
-def test_calls_in_the_child() -> None:
+def test_every_call_but_close_raises_wrong_process_in_a_child() -> None:
     """Every one but close() raises WrongProcess, and changes nothing."""
     with store_of(1) as (writer, (reader,)):
         place = writer.put("k", b"x")
@@ -165,7 +165,7 @@ def fork_a_child(_reader: Storage) -> int:
     return child
 
 
-def test_a_ring_alone() -> None:
+def test_calls_of_a_ring_raise_wrong_process_in_a_child() -> None:
     """The same for a ring without a storage."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(8)

@@ -120,6 +120,6 @@ def read_where_there_is_no_space(_link: Link) -> None:
     ],
     ids=lambda role: role.__name__,
 )
-def test_space_of_a_ring(role: Callable[[Link], None]) -> None:
+def test_space_of_a_ring_is_taken_in_pieces_or_refused(role: Callable[[Link], None]) -> None:
     """Taken in pieces, and refused by an error; what was stored before stays."""
     start(role, method="spawn", command=private_shm("64m")).result()

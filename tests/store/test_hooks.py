@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 ONE = bytes(52)
 
 
-def test_copy_to_buffer() -> None:
+def test_copy_to_buffer_skips_the_count_and_writes_the_rest() -> None:
     """It skips the 4 count bytes, then writes metadata, then data."""
     with store_of() as (writer, _):
         for data in (b"data", [b"da", bytearray(b"t"), memoryview(b"a")]):
@@ -38,7 +38,7 @@ def test_copy_to_buffer() -> None:
             writer.copy_to_buffer(b"data", 4, b"meta", 4, memoryview(bytes(12)))
 
 
-def test_increment_reader_flag() -> None:
+def test_increment_reader_flag_counts_one_more_read() -> None:
     """One more read, counted in the view; the table follows if it has the object."""
     with store_of(2) as (writer, (one, two)):
         place = writer.put("k", ONE)
@@ -211,7 +211,7 @@ class Generous(Storage):
         return True
 
 
-def test_another_free_check() -> None:
+def test_another_free_check_cannot_overrule_pins() -> None:
     """A subclass decides, but cannot overrule pins."""
     with Stingy(64, 1, Ring(640, create=True), BytesSerde, object()) as writer:
         for place in fill(writer, ONE):

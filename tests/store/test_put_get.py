@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)
 
 
-def test_round_trip() -> None:
+def test_every_reader_gets_a_copy_of_what_was_put() -> None:
     """Every reader gets a copy of what was put."""
     with store_of(2, serde=ArraySerde) as (writer, readers):
         for number, value in enumerate([ARRAY, b"", b"bytes", ARRAY[::2].T]):
@@ -31,7 +31,7 @@ def test_round_trip() -> None:
                 np.testing.assert_array_equal(reader.get(*place), value)
 
 
-def test_attributes() -> None:
+def test_the_attributes_of_vllms_class_are_there() -> None:
     """The attributes that callers of vLLM's class use."""
     with store_of(3, attached=1) as (writer, (reader,)):
         address, number = writer.put("k", b"value")
@@ -53,7 +53,7 @@ def test_attributes() -> None:
         assert "reader" in repr(reader)
 
 
-def test_defaults() -> None:
+def test_the_defaults_are_those_of_vllms_class() -> None:
     """Positions and defaults are those of vLLM's class."""
     ring = Ring(4096, create=True)
     with Storage(1000, 1, ring) as writer:
@@ -69,7 +69,7 @@ def count_of(writer: Storage, address: int) -> int:
         return writer.ring_buffer.byte2int(data[:4])
 
 
-def test_bytes_of_an_object() -> None:
+def test_an_object_lies_behind_its_count_and_metadata() -> None:
     """4 bytes of read count, the metadata, the data, and padding to 64."""
     with store_of(1, serde=ArraySerde) as (writer, (reader,)):
         for size in (0, 1, 63, 64, 65, 1000):
@@ -104,7 +104,7 @@ def test_the_count_is_the_sum_of_reads() -> None:
         assert count_of(writer, place[0]) == 3
 
 
-def test_keys() -> None:
+def test_a_key_is_stored_once() -> None:
     """A key is stored once; anything hashable can be a key."""
     with store_of() as (writer, _):
         writer.put("k", b"1")
@@ -121,7 +121,7 @@ def test_keys() -> None:
                 call("unknown")
 
 
-def test_too_large() -> None:
+def test_what_is_too_large_evicts_nothing() -> None:
     """The limit counts read count, metadata and data; nothing is evicted for what never fits."""
     with store_of(size=4096, max_object_size=100) as (writer, (reader,)):
         place = writer.put("fits", bytes(96))
@@ -162,7 +162,7 @@ def test_a_limit_above_the_ring_is_logged(size: int, caplog: pytest.LogCaptureFi
     assert len(lines) == (size < 108)
 
 
-def test_sb_clear() -> None:
+def test_sb_a_handle_from_before_a_clear_gets_its_own_bytes() -> None:
     """SB: a handle from before clear() gets its own bytes until their space is used, then an
     error; ids go on, and are not used again."""
     with store_of() as (writer, (reader,)):
@@ -245,7 +245,7 @@ def test_sc_a_serde_that_raises() -> None:
         assert reader.get(*writer.put("k", b"good")) == b"good"
 
 
-def test_unsupported_data() -> None:
+def test_unsupported_data_is_named() -> None:
     """Data that is neither bytes nor a list is named in the error."""
     with store_of(serde=Liar) as (writer, _), refuses(ValueError, match="Unsupported data type"):
         writer.put("k", b"tuple")
@@ -289,7 +289,7 @@ def test_a_decoder_that_raises() -> None:
         (4, 0),
     ],
 )
-def test_sl_forged_addresses(address: int, number: int) -> None:
+def test_sl_forged_addresses_are_refused(address: int, number: int) -> None:
     """SL: refused before anything is decoded."""
 
     class Never(BytesSerde):
@@ -329,7 +329,7 @@ def test_addresses_that_are_no_integers(wrong: Any) -> None:
         assert reader.get(*map(np.int64, place)) == b"x"
 
 
-def test_roles() -> None:
+def test_the_writers_calls_are_refused_on_a_reader() -> None:
     """The writer's calls are refused on a reader, by name."""
     with store_of() as (_, (reader,)):
         calls = {
@@ -346,7 +346,7 @@ def test_roles() -> None:
                 call()
 
 
-def test_ids_wrap() -> None:
+def test_objects_are_told_apart_where_ids_wrap() -> None:
     """Objects across the wrap of the ids are told apart, also with a small table."""
     with store_of(size=1 << 12, max_objects=3) as (writer, (reader,)):
         writer.ring_buffer.monotonic_id_start = writer.ring_buffer.monotonic_id_end = 2**31 - 2
@@ -355,7 +355,7 @@ def test_ids_wrap() -> None:
         assert [reader.get(*place) for place in places] == [b"0", b"1", b"2"]
 
 
-def test_ids_wrap_with_eviction() -> None:
+def test_the_oldest_is_evicted_first_where_ids_wrap() -> None:
     """The oldest goes first across the wrap, too."""
     with store_of(size=1 << 12, max_objects=3) as (writer, (reader,)):
         writer.ring_buffer.monotonic_id_start = writer.ring_buffer.monotonic_id_end = 2**31 - 4
@@ -368,7 +368,7 @@ def test_ids_wrap_with_eviction() -> None:
 
 
 @pytest.mark.parametrize("part", [bytearray(b"abcd"), memoryview(b"abcd"), b"abcd"])
-def test_kinds_of_parts(part: Any) -> None:
+def test_parts_may_be_any_contiguous_memory(part: Any) -> None:
     """Parts may be bytes, bytearray or memoryview, of any shape that is contiguous."""
 
     class Parts(BytesSerde):

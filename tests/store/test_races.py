@@ -163,7 +163,7 @@ def test_se_readers_race_with_eviction() -> None:
         assert [peer.result() for peer in peers] == [0, 0]
 
 
-def test_a_reader_that_scribbles() -> None:
+def test_a_reader_that_scribbles_crashes_nobody() -> None:
     """What a reader writes over the ring is an error or its own bytes for others, never a crash."""
     with store_of(2, serde=BytesSerde) as (writer, (one, two)):
         place = writer.put("k", ONE)
@@ -227,7 +227,7 @@ def attach_and_get(_link: Link, handle: ShmObjectStorageHandle, place: Place) ->
         return "refused"
 
 
-def test_readers_of_many_processes(method: str) -> None:
+def test_every_object_reaches_every_process(method: str) -> None:
     """Every object reaches every process, while the ring goes round many times."""
     with store_of(2, size=1 << 14, max_object_size=1 << 12, attached=0) as (writer, _):
         remotes = [start_store_reader(writer, method) for _ in range(2)]

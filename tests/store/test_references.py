@@ -43,7 +43,7 @@ FAKES = st.builds(
 
 @settings(max_examples=40)
 @given(st.data())
-def test_any_reference(data: st.DataObject) -> None:
+def test_only_what_is_stored_at_a_reference_is_decoded(data: st.DataObject) -> None:
     """Only what is stored under that id at that address is ever decoded."""
     Watched.decoded.clear()
     stored: dict[Place, bytes] = {}

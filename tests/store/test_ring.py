@@ -25,7 +25,7 @@ def anything(_id: int, _view: memoryview) -> bool:
     return True
 
 
-def test_the_worked_example() -> None:
+def test_a_ring_allocates_as_in_the_worked_example() -> None:
     """A ring of 100 bytes, step by step."""
     with ring_of_bytes(100) as ring:
         assert ring.allocate_buf(20) == (0, 0)
@@ -72,7 +72,7 @@ def test_the_whole_ring_from_anywhere(first: int) -> None:
             ring.free_buf(anything)
 
 
-def test_s2_nothing_to_free() -> None:
+def test_s2_freeing_nothing_changes_nothing() -> None:
     """S2: on a fresh or emptied ring nothing is called and nothing changes."""
 
     def never(_id: int, _view: memoryview) -> bool:
@@ -87,7 +87,7 @@ def test_s2_nothing_to_free() -> None:
             ring.free_buf(anything)
 
 
-def test_fresh_state() -> None:
+def test_a_fresh_ring_is_empty() -> None:
     """Ids and positions start at 0, and nothing is there."""
     with ring_of_bytes(100) as ring:
         assert (ring.monotonic_id_start, ring.monotonic_id_end) == (0, 0)
@@ -98,7 +98,7 @@ def test_fresh_state() -> None:
         assert (ring.ID_NBYTES, ring.ID_MAX, ring.SIZE_NBYTES, ring.MD_SIZE) == (4, 2**31, 4, 8)
 
 
-def test_bytes_of_an_allocation() -> None:
+def test_an_allocation_lies_behind_its_id_and_size() -> None:
     """Id and size lie before the data, little-endian and signed, at offset 0 of the file."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(10)
@@ -113,7 +113,7 @@ def test_bytes_of_an_allocation() -> None:
         assert ring.shared_memory.size == len(file)
 
 
-def test_numbers_as_bytes() -> None:
+def test_numbers_are_four_bytes_and_signed() -> None:
     """int2byte and byte2int are 4 bytes, little-endian and signed."""
     with ring_of_bytes(100) as ring:
         for number in (0, 1, -1, 2**31 - 1, -(2**31)):
@@ -123,7 +123,7 @@ def test_numbers_as_bytes() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**40)])
-def test_allocations_of_nothing(size: int) -> None:
+def test_an_allocation_has_at_least_one_byte(size: int) -> None:
     """An allocation has at least one byte of data."""
     with ring_of_bytes(100) as ring:
         with refuses(ValueError):
@@ -132,7 +132,7 @@ def test_allocations_of_nothing(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [93, 100, 2**31 - 9, 2**31 - 8, 2**31, 2**40, 2**100])
-def test_allocations_beyond_the_ring(size: int) -> None:
+def test_allocations_beyond_the_ring_are_refused(size: int) -> None:
     """SG: whatever does not fit is refused, and nothing overflows."""
     with ring_of_bytes(100) as ring:
         with refuses(MemoryError):
@@ -151,7 +151,7 @@ def test_sg_allocations_that_four_bytes_cannot_tell() -> None:
         assert ring.metadata == {}
 
 
-def test_freeing_some() -> None:
+def test_freeing_stops_once_enough_is_free() -> None:
     """Whole allocations with their header count; it stops once enough is freed."""
     with ring_of_bytes(1000) as ring:
         for _ in range(10):
@@ -215,7 +215,7 @@ def test_a_predicate_that_calls_the_ring() -> None:
         assert list(ring.free_buf(meddles)) == [0]
 
 
-def test_ids_wrap() -> None:
+def test_ids_wrap_to_zero() -> None:
     """After 2**31 - 1 comes 0, and freeing goes on across it."""
     with ring_of_bytes(1000) as ring:
         ring.monotonic_id_start = ring.monotonic_id_end = 2**31 - 2
@@ -229,7 +229,7 @@ def test_ids_wrap() -> None:
         assert (ring.monotonic_id_start, ring.monotonic_id_end) == (1, 2)
 
 
-def test_one_id_assigned() -> None:
+def test_allocations_are_freed_if_only_the_next_id_was_set() -> None:
     """Allocations can be freed even if only the next id was set."""
     with ring_of_bytes(100) as ring:
         ring.monotonic_id_end = 50
@@ -246,7 +246,7 @@ def test_ids_that_cannot_be(value: Any) -> None:
             ring.monotonic_id_end = value
 
 
-def test_clear() -> None:
+def test_a_clear_forgets_allocations_and_ids_go_on() -> None:
     """All allocations are forgotten, positions are 0, ids continue."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
@@ -259,7 +259,7 @@ def test_clear() -> None:
 
 
 @pytest.mark.parametrize("address", [-1, 200, 2**31, 2**63, 2**64, 2**100, 93, 193, 99, 50])
-def test_addresses_of_nothing(address: int) -> None:
+def test_addresses_of_nothing_are_refused(address: int) -> None:
     """Outside the range, too near the end for a header, or no allocation: refused."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
@@ -268,7 +268,7 @@ def test_addresses_of_nothing(address: int) -> None:
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 8, 101, 2**31 - 1])
-def test_headers_that_lie(size: int) -> None:
+def test_headers_that_lie_are_refused(size: int) -> None:
     """An allocation that would exceed the ring is refused, whatever its header says."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
@@ -297,7 +297,7 @@ def test_old_addresses_stay_valid() -> None:
             assert what == (number, 48)
 
 
-def test_attached_rings() -> None:
+def test_attached_rings_cannot_allocate_or_free() -> None:
     """They see and write the same bytes, but only the creator allocates and frees."""
     with ring_of_bytes(100) as ring:
         address, number = ring.allocate_buf(20)
@@ -322,7 +322,7 @@ def test_attached_rings() -> None:
 
 
 @pytest.mark.parametrize("size", [99, 101, 5000, 1 << 20])
-def test_attaching_with_another_size(size: int) -> None:
+def test_attaching_with_another_size_is_refused(size: int) -> None:
     """The error states both sizes."""
     with ring_of_bytes(100) as ring, refuses(ValueError, match=rf"\(100, .*\({size}, ") as caught:
         Ring(size, ring.handle()[1])
@@ -369,7 +369,7 @@ def test_sizes_that_cannot_be(size: Any) -> None:
     assert segments() == before
 
 
-def test_attaching_to_nothing() -> None:
+def test_attaching_to_nothing_is_refused() -> None:
     with refuses(ValueError, match="name"):
         Ring(100)
     with refuses(FileNotFoundError) as caught:
@@ -379,7 +379,7 @@ def test_attaching_to_nothing() -> None:
         Ring(100, "../x", create=True)
 
 
-def test_close() -> None:
+def test_closing_is_final_and_views_stay_readable() -> None:
     """Idempotent and final; views stay readable."""
     ring = Ring(100, create=True)
     address, _ = ring.allocate_buf(20)

@@ -15,7 +15,7 @@ def first_bytes(_link: Link, handle: tuple[int, str], address: int) -> bytes:
     return found
 
 
-def test_another_process(method: str) -> None:
+def test_another_process_reads_what_the_writer_wrote(method: str) -> None:
     """What the writer wrote is read elsewhere."""
     with ring_of_bytes(100) as ring:
         address, _ = ring.allocate_buf(20)

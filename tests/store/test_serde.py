@@ -51,7 +51,7 @@ def test_types_come_back_exactly(value: object) -> None:
         assert exact(by_view) == exact(sent)
 
 
-def test_bytes_by_view() -> None:
+def test_bytes_are_read_only_memory_by_view() -> None:
     """They are read-only memoryviews whatever their size, but not as keys and members of sets."""
     key = (b"k", frozenset({b"member"}))
     value = {"few": b"few", "many": b"m" * 5000, "keyed": {key: b"v"}, "set": {b"s" * 5000}}
@@ -141,7 +141,7 @@ def test_time_zones_without_a_name() -> None:
         MSGPACK.serialize(datetime.datetime(2024, 1, 1, tzinfo=zone))
 
 
-def test_containers_that_contain_themselves() -> None:
+def test_containers_that_contain_themselves_are_refused() -> None:
     """An error, and the serde still works."""
     with pytest.raises(InvalidArgument, match="contains itself"):
         MSGPACK.serialize(endless())
@@ -166,7 +166,7 @@ def test_what_is_no_object(content: bytes, why: str) -> None:
         MSGPACK.deserialize(in_chunk(content))
 
 
-def test_several_threads_at_once() -> None:
+def test_one_serde_serves_several_threads() -> None:
     """One serde deserializes for all threads of a reader."""
     values = [{"n": n, "array": np.full(50_000, n), "deep": [(n,)] * 50} for n in range(4)]
     wrong: list[int] = []
@@ -219,7 +219,7 @@ class Mixed(Upper, Plain):
     """Decodes in the same way for get and view."""
 
 
-def test_subclasses() -> None:
+def test_views_use_what_a_subclass_overrides() -> None:
     """Views, too, use an overridden serialize or deserialize."""
     assert both_ways("x", Wrapped())[0] == {"version": 1, "value": "x"}
     assert both_ways("x", Wrapped())[1] == {"version": 1, "value": "x"}

@@ -35,7 +35,7 @@ def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_and_shape(dtype: Any) -> None:
+def test_arrays_of_every_dtype_and_shape_come_back(dtype: Any) -> None:
     """By copy writable and in its own memory; by view read-only and in place."""
     for shape in SHAPES:
         array = filled(shape, dtype)
@@ -51,7 +51,7 @@ def test_every_dtype_and_shape(dtype: Any) -> None:
         assert bytes(lying) == before
 
 
-def test_layouts() -> None:
+def test_layouts_are_kept_or_gathered() -> None:
     """Fortran order is kept; arrays with gaps are gathered; read-only ones come back writable."""
     base = np.arange(24_000, dtype=">i4").reshape(20, 30, 40)
     base.flags.writeable = False

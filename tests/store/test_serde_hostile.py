@@ -93,7 +93,7 @@ def test_bytes_that_were_changed(content: bytes, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes(tail: bytes) -> None:
+def test_any_bytes_are_a_value_or_an_error(tail: bytes) -> None:
     """As a whole object, and as the tree of a valid header."""
     read(tail)
     read(_wire.HEADER.pack(_wire.MAGIC, len(tail)) + tail + bytes(200))
@@ -158,7 +158,7 @@ def nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=MANY)
 @given(st.recursive(LEAVES, nodes, max_leaves=12))
-def test_any_tree(tree: object) -> None:
+def test_any_tree_is_a_value_or_an_error(tree: object) -> None:
     """What every node does with unexpected parts."""
     read(of_tree(tree))
 
@@ -231,12 +231,12 @@ def test_data_is_used_once() -> None:
 
 
 @pytest.mark.parametrize("tree", [b"\x91" * 100_000, b"\x93\x00\xc2\x91" * 100_000])
-def test_deep_trees(tree: bytes) -> None:
+def test_deep_trees_are_refused(tree: bytes) -> None:
     """An error, not a stack overflow."""
     read(_wire.HEADER.pack(_wire.MAGIC, len(tree)) + tree)
 
 
-def test_lengths_of_containers() -> None:
+def test_lengths_of_containers_are_not_trusted() -> None:
     """MessagePack's own lengths are not trusted either."""
     for start in (b"\xdd", b"\xdf", b"\xc6", b"\xdb"):
         tree = start + struct.pack(">I", 0xFFFFFFFF)

@@ -115,7 +115,7 @@ class Unregistered(Image):
     """A subclass is another type."""
 
 
-def test_unregistered_types() -> None:
+def test_unregistered_types_are_refused_by_name() -> None:
     """A TypeError when encoding, a ValueError when decoding, with the name."""
     with pytest.raises(InvalidType, match=r"Unsupported object type .*Unregistered"):
         MSGPACK.serialize(Unregistered(1, (1, 1)))
@@ -206,7 +206,7 @@ class Anything:
         self.texts = ["text"]
 
 
-def test_pickle_by_choice() -> None:
+def test_unregistered_types_are_pickled_by_choice() -> None:
     """Unregistered types are stored as pickle, also inside others; large arrays beside it."""
     by_copy, by_view = both_ways({"n": np.ones(3), "any": (Anything(), range(3))}, PICKLE)
     for got in (by_copy, by_view):

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 """
 
 
-def test_between_processes(tmp_path: Path) -> None:
+def test_a_class_of_the_main_module_keeps_its_name(tmp_path: Path) -> None:
     """A class of the main module keeps its name, though spawn renames the module."""
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)

@@ -43,7 +43,7 @@ def test_every_torch_dtype_and_shape() -> None:
     assert {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool} <= seen
 
 
-def test_tensor_layouts() -> None:
+def test_tensors_of_any_layout_come_back() -> None:
     """Gaps, transposition, lazy conjugation; what required a gradient comes back detached."""
     base = torch.arange(6000.0).reshape(20, 30, 10)
     layouts = [
@@ -129,7 +129,7 @@ def test_the_error_of_a_parameter_or_an_attribute_says_what_to_store() -> None:
     assert torch.equal(both_ways(tagged.detach())[0], torch.ones(3))
 
 
-def test_tensors_in_pickles() -> None:
+def test_tensors_in_pickles_are_not_copied() -> None:
     """Beside the stream, uncopied; by copy and by view in their own memory."""
     holder = Holder()
     data, _, _, _ = PICKLE.serialize(holder)

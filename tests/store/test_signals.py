@@ -87,7 +87,7 @@ def interrupted(_link: Link, seed: int) -> int:
     return interruptions
 
 
-def test_interrupted_anywhere() -> None:
+def test_an_interrupted_call_leaves_nothing_half_done() -> None:
     """Whatever was interrupted: nothing half-done stays, and every later call works."""
     peers = [start(interrupted, seed) for seed in range(2)]
     assert sum(peer.result() for peer in peers) > 100
@@ -128,7 +128,7 @@ def test_interrupted_in_the_hash_of_a_key(n: int) -> None:
 
 
 @pytest.mark.parametrize("call", ["drop_reference", "get_cached"])
-def test_interrupted_at_every_line(call: str) -> None:
+def test_an_interrupted_call_keeps_the_references_right(call: str) -> None:
     """The table has as many references of an object as the storage knows of."""
     for line in count(1):
         with store_of(1, size=1024, max_object_size=256) as (writer, (reader,)):

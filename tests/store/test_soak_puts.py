@@ -77,7 +77,7 @@ def has_grown(memory: list[int]) -> bool:
 
 
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer keeps what is freed")
-def test_puts() -> None:
+def test_puts_never_fail_or_grow() -> None:
     """No MemoryError, no growth, no wrong value."""
     ring = Ring(RING, create=True)
     with (

@@ -42,7 +42,7 @@ def views(writer: Storage) -> int:
     return writer.statistics().readers[0].views
 
 
-def test_it_aliases() -> None:
+def test_a_view_aliases_memory_and_is_read_only() -> None:
     """Nothing is copied; it is aligned to 64, and nobody here can write to it.
 
     numpy refuses; a write past numpy, as by `torch.from_numpy`, would end this process.
@@ -91,7 +91,7 @@ def mapped_at(address: int) -> str:
 
 
 @pytest.mark.parametrize("keep", SURVIVORS.values(), ids=SURVIVORS)
-def test_survivor(keep: Callable[[Any], object]) -> None:
+def test_a_view_that_survives_its_block_keeps_the_object(keep: Callable[[Any], object]) -> None:
     """Leaving raises, the read is counted, and the object stays until the last alias is dropped."""
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
@@ -109,7 +109,7 @@ def test_survivor(keep: Callable[[Any], object]) -> None:
 
 
 @pytest.mark.parametrize("use", HARMLESS.values(), ids=HARMLESS)
-def test_no_survivor(use: Callable[[Any], object]) -> None:
+def test_a_view_that_is_dropped_frees_the_object(use: Callable[[Any], object]) -> None:
     """The block's own name is allowed; the object is free once that is dropped too."""
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
@@ -120,7 +120,7 @@ def test_no_survivor(use: Callable[[Any], object]) -> None:
         del used
 
 
-def test_bytes_as_memory() -> None:
+def test_bytes_are_viewed_as_read_only_memory() -> None:
     """bytes come as a read-only memoryview."""
     with store_of() as (writer, (reader,)):
         place = writer.put("k", b"bytes")
@@ -152,7 +152,7 @@ def test_the_read_counts_at_the_end() -> None:
             assert writer.statistics().readers[0].outstanding == before - 1
 
 
-def test_several_views() -> None:
+def test_several_views_have_a_pin_each() -> None:
     """Each has its own pin, in any order, on the writer too."""
     with store_of(2, serde=ArraySerde) as (writer, (one, two)):
         place = writer.put("k", ARRAY)
@@ -216,7 +216,7 @@ class Copies(ArraySerde):
     deserialize_view = ObjectSerde.deserialize_view
 
 
-def test_a_serde_without_views() -> None:
+def test_a_serde_without_views_copies() -> None:
     with store_of(serde=Copies) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
         with reader.view(*place) as view:
@@ -244,7 +244,7 @@ def test_get_of_a_serde_that_aliases() -> None:
 
 
 @pytest.mark.parametrize("who", ["reader", "writer", "both"])
-def test_close_with_views(who: str) -> None:
+def test_memory_stays_mapped_for_views_after_close(who: str) -> None:
     """The end closes at once; memory stays mapped until the last view goes."""
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
@@ -260,7 +260,7 @@ def test_close_with_views(who: str) -> None:
         kept.clear()
 
 
-def test_close_inside_the_block() -> None:
+def test_closing_inside_the_block_of_a_view_is_no_error() -> None:
     """The block ends without an error, and nothing is counted."""
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         place = writer.put("k", ARRAY)

@@ -127,7 +127,7 @@ def test_questions_about_many_keys(shared: MooncakeMaster, namespace: str) -> No
 
 
 @pytest.mark.parametrize("change", ["a byte", "short", "long", "empty", "another version"])
-def test_changed_values(shared: MooncakeMaster, namespace: str, change: str) -> None:
+def test_changed_values_are_misses(shared: MooncakeMaster, namespace: str, change: str) -> None:
     """Are misses of those keys alone; the row is as it was, and they can be stored again."""
     rows = rows_of(3)
     names = names_of(namespace, 0, 1)
@@ -162,7 +162,7 @@ def test_changed_values(shared: MooncakeMaster, namespace: str, change: str) -> 
         assert load(tier, 0, 1, 2).ok.all()
 
 
-def test_values_of_another_key(shared: MooncakeMaster, namespace: str) -> None:
+def test_values_of_another_key_are_misses(shared: MooncakeMaster, namespace: str) -> None:
     """Two values that were exchanged."""
     rows = rows_of(2)
     names = names_of(namespace, 0, 1)
@@ -361,7 +361,7 @@ def test_closing_without_a_master(own: MooncakeMaster, monkeypatch: pytest.Monke
     assert set(children_of(os.getpid())) <= {own.pid}
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_a_master_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(SystemFault, match="cannot use the Mooncake master"):
         MooncakeTier(f"127.0.0.1:{free_port()}", rows_of(1), timeout=1)
@@ -383,7 +383,7 @@ def test_a_master_that_says_nothing() -> None:
 # Arguments ----------------------------------------------------------------------------------------
 
 
-def test_bad_arguments(shared: MooncakeMaster) -> None:
+def test_invalid_arguments_are_refused(shared: MooncakeMaster) -> None:
     rows = rows_of(1)
     for master in ("", "host", "host:", ":1", "host:port", "host:0", "host:65536"):
         with pytest.raises(InvalidArgument, match="master must be"):
@@ -411,7 +411,9 @@ def test_settings_that_mooncake_refuses(shared: MooncakeMaster) -> None:
             MooncakeTier(shared.address, rows_of(1), **options)  # type: ignore[arg-type]
 
 
-def test_without_the_package(shared: MooncakeMaster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_how_to_install_mooncake(
+    shared: MooncakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "mooncake", None)
     with pytest.raises(Unsupported, match=r"pip install 'memlane\[mooncake\]'"):
         MooncakeTier(shared.address, rows_of(1))
@@ -424,7 +426,7 @@ def test_without_the_package(shared: MooncakeMaster, monkeypatch: pytest.MonkeyP
         ("libother.so.1: cannot open shared object file", "cannot import mooncake.store"),
     ],
 )
-def test_without_a_library(
+def test_an_error_names_a_library_that_is_missing(
     shared: MooncakeMaster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -441,7 +443,9 @@ def test_without_a_library(
         MooncakeTier(shared.address, rows_of(1))
 
 
-def test_the_log(shared: MooncakeMaster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_goes_to_its_file_only(
+    shared: MooncakeMaster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Mooncake says what it does there, and nowhere else."""
     log = tmp_path / "mooncake.log"
     with MooncakeTier(shared.address, rows_of(1), log=str(log)) as tier:

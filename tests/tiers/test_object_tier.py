@@ -118,7 +118,7 @@ def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b
 # What is stored -----------------------------------------------------------------------------------
 
 
-def test_many_blocks(place: BucketPlace) -> None:
+def test_blocks_share_objects_and_are_stored_once(place: BucketPlace) -> None:
     """32 share an object; what is there is not stored again."""
     rows = rows_of(300, 10_001)
     with place.tier(rows) as tier:
@@ -169,7 +169,9 @@ def test_blocks_of_several_threads(place: BucketPlace) -> None:
     "change", ["a byte", "short", "cut", "long", "empty", "another version", "exchanged", "gone"]
 )
 @pytest.mark.parametrize("kind", ["s3", "file"])
-def test_changed_objects(place: BucketPlace, tmp_path: Path, change: str, kind: str) -> None:
+def test_changed_objects_are_misses(
+    place: BucketPlace, tmp_path: Path, change: str, kind: str
+) -> None:
     """Are misses; the row is as it was, and the blocks can be stored again."""
     options: dict[str, Any] = place.server.options if kind == "s3" else {}
     url = place.url if kind == "s3" else folder(tmp_path)
@@ -457,7 +459,7 @@ RANGE = b"Content-Range: bytes 0-%d/%d" % (ROW + 15, ROW + 16)
         answer_of(503, b"slow down"),
     ],
 )
-def test_a_server_that_is_none(answer: bytes) -> None:
+def test_a_server_that_answers_nonsense_costs_misses(answer: bytes) -> None:
     """Whatever it answers: misses and failures, at the deadline at the latest."""
     liar = Liar(answer)
     rows = rows_of(2)
@@ -507,7 +509,7 @@ def test_a_signature_is_not_logged(tmp_path: Path) -> None:
 # Who may use it -----------------------------------------------------------------------------------
 
 
-def test_credentials() -> None:
+def test_wrong_credentials_are_refused() -> None:
     with ObjectServer(INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
         server.create("bucket")
         rows = rows_of(1)
@@ -515,7 +517,7 @@ def test_credentials() -> None:
             ObjectTier("s3://bucket", rows, **server.options)
 
 
-def test_no_bucket(shared: ObjectServer, tmp_path: Path) -> None:
+def test_a_bucket_that_is_not_there_is_an_error(shared: ObjectServer, tmp_path: Path) -> None:
     rows = rows_of(1)
     with pytest.raises(SystemFault, match="NoSuchBucket") as caught:
         ObjectTier("s3://no-such-bucket", rows, **shared.options)
@@ -524,7 +526,7 @@ def test_no_bucket(shared: ObjectServer, tmp_path: Path) -> None:
         ObjectTier(f"file://{tmp_path}/nothing", rows)
 
 
-def test_nobody_there(shared: ObjectServer) -> None:
+def test_a_server_that_is_not_there_is_an_error(shared: ObjectServer) -> None:
     rows = rows_of(1)
     options = shared.options | {"endpoint": f"http://127.0.0.1:{free_port()}"}
     with pytest.raises(SystemFault, match="cannot use the object store"):
@@ -537,7 +539,7 @@ def test_nobody_there(shared: ObjectServer) -> None:
         assert_in_time(3, begun)
 
 
-def test_bad_arguments(shared: ObjectServer) -> None:
+def test_invalid_arguments_are_refused(shared: ObjectServer) -> None:
     rows = rows_of(1)
     for url in ("", "bucket", "ftp://x/y", "http://x", "s3://", "az://container"):
         with pytest.raises(InvalidArgument, match="url"):
@@ -591,7 +593,7 @@ def test_a_panic_of_obstore_is_one_of_our_errors(monkeypatch: pytest.MonkeyPatch
         ObjectTier("s3://bucket", rows_of(1))
 
 
-def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_how_to_install_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(Unsupported, match=r"pip install 'memlane\[s3\]'"):
         ObjectTier("memory:///", rows_of(1))

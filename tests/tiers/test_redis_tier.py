@@ -126,7 +126,7 @@ def test_blocks_that_expire(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("change", ["a byte", "short", "long", "empty", "another version"])
-def test_changed_values(server: RedisServer, change: str) -> None:
+def test_changed_values_are_misses(server: RedisServer, change: str) -> None:
     """Are misses of those keys alone; the row is as it was."""
     rows = rows_of(3)
     with RedisTier(server.url, rows) as tier:
@@ -155,7 +155,7 @@ def test_changed_values(server: RedisServer, change: str) -> None:
         assert load(tier, 0, 1, 2).ok.all()
 
 
-def test_values_of_another_key(server: RedisServer) -> None:
+def test_values_of_another_key_are_misses(server: RedisServer) -> None:
     """Two values that were exchanged."""
     rows = rows_of(2)
     with RedisTier(server.url, rows) as tier:
@@ -167,7 +167,7 @@ def test_values_of_another_key(server: RedisServer) -> None:
         assert not load(tier, 0, 1).ok.any()
 
 
-def test_values_of_other_types(server: RedisServer) -> None:
+def test_values_of_other_types_are_errors_of_their_block(server: RedisServer) -> None:
     """An error of the server's is one of that block alone."""
     rows = rows_of(2)
     with RedisTier(server.url, rows) as tier:
@@ -182,7 +182,7 @@ def test_values_of_other_types(server: RedisServer) -> None:
         assert tier.statistics().errors == 1
 
 
-def test_a_full_server(tmp_path: Path) -> None:
+def test_a_full_server_refuses_stores_and_serves_loads(tmp_path: Path) -> None:
     """Refuses stores; what it has is loaded."""
     options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
     with RedisServer(tmp_path / "redis", *options) as server:
@@ -261,7 +261,7 @@ class Liar:
         (b":1\r\n", b"and gone"),
     ],
 )
-def test_a_server_that_is_none(answers: tuple[bytes, ...]) -> None:
+def test_a_server_that_answers_nonsense_costs_misses(answers: tuple[bytes, ...]) -> None:
     """Whatever it answers: misses and failures, at the deadline at the latest."""
     liar = Liar(*answers)
     rows = rows_of(2)
@@ -464,7 +464,7 @@ def test_a_key_that_is_refused_is_not_there_and_the_others_are(server: RedisServ
 # Who may use it -----------------------------------------------------------------------------------
 
 
-def test_passwords(tmp_path: Path) -> None:
+def test_a_wrong_password_is_refused(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis", "--requirepass", "secret") as server:
         rows = rows_of(1)
         for user in ("", ":wrong@"):
@@ -475,7 +475,7 @@ def test_passwords(tmp_path: Path) -> None:
             assert load(tier, 0).ok.all()
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_a_tier_speaks_tls(tmp_path: Path) -> None:
     """With the authority's certificate; with another it is refused."""
     folder = tmp_path / "redis"
     with RedisServer(folder, tls=True) as server:
@@ -491,14 +491,14 @@ def test_tls(tmp_path: Path) -> None:
             RedisTier(url, rows)
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     rows = rows_of(1)
     for url in (f"redis://127.0.0.1:{free_port()}", f"unix://{tmp_path}/nothing"):
         with pytest.raises(SystemFault, match="cannot use the Redis server"):
             RedisTier(url, rows)
 
 
-def test_bad_arguments(server: RedisServer) -> None:
+def test_invalid_arguments_are_refused(server: RedisServer) -> None:
     rows = rows_of(1)
     for url in ("http://x", "", "redis://127.0.0.1:port"):
         with pytest.raises(InvalidArgument, match="does not accept this url"):
