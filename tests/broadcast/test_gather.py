@@ -39,16 +39,11 @@ from tests.support import (
     Remote,
     assert_in_time,
     eventually,
-    serve,
     start,
     until,
 )
-from tests.support.gathers import gather_of
+from tests.support.gathers import gather_of, writing
 from tests.support.queues import BOUND, SHM, queue_of, refuses, segments
-
-
-def writing(link: Link, handle: GatherHandle) -> None:
-    serve(link, Gather.create_from_handle(handle, handle.rank))
 
 
 def start_writer(reader: Gather, rank: int, method: str = "fork") -> Remote:

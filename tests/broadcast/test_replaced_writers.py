@@ -25,13 +25,9 @@ from memlane import (
     inspect,
 )
 from memlane.broadcast import gather as module
-from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
-from tests.support.gathers import gather_of
+from tests.support import PATIENCE, Aside, Remote, start, until
+from tests.support.gathers import gather_of, writing
 from tests.support.queues import queue_of, refuses, segments
-
-
-def writing(link: Link, handle: GatherHandle) -> None:
-    serve(link, Gather.create_from_handle(handle, handle.rank))
 
 
 def attached(handle: GatherHandle) -> Gather:

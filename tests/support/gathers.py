@@ -4,8 +4,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from memlane import Gather
-from tests.support import PATIENCE
+from memlane import Gather, GatherHandle
+from tests.support import PATIENCE, Link, serve
+
+
+def writing(link: Link, handle: GatherHandle) -> None:
+    """Role: a writer of that gather, which is told what to call."""
+    serve(link, Gather.create_from_handle(handle, handle.rank))
 
 
 @contextmanager

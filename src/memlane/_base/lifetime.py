@@ -108,7 +108,7 @@ _is_exiting = False
 
 
 def note_exit() -> None:
-    """The interpreter exits: from now on ends are abandoned, whoever is in a call on them."""
+    """The interpreter exits: from now on ends are abandoned, also those with a call under way."""
     global _is_exiting
     _is_exiting = True
 

@@ -138,7 +138,8 @@ def _sleeps_in(pid: int) -> str:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Whether the process's cgroup, or one above it, is frozen; for whoever may not see wchan."""
+    """Whether the process's cgroup, or one above it, is frozen; needs no right to see
+    wchan."""
     with suppress(OSError):
         for line in _read(f"/proc/{pid}/cgroup").decode(errors="surrogateescape").splitlines():
             if line.startswith("0::/"):

@@ -98,7 +98,7 @@ class Starting:
 
 def _exitcode(pid: int, process: object) -> int | None:
     """Its exit code, negative for a signal, if this process has started it. Leaves the reaping to
-    whoever does that."""
+    the caller's own code."""
     with suppress(ChildProcessError):  # another's, or reaped
         if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -21,7 +21,7 @@ Sample = tuple[tuple[str, ...], float | Deliveries]
 Family = tuple["Metric", list[Sample]]
 
 BOUNDS = tuple((exponent, 2**exponent / 1e6) for exponent in range(2, 25, 2))
-"""Of a histogram's buckets: the index into `Deliveries.counts` of the last that counts, and the
+"""The buckets of a histogram: the index into `Deliveries.counts` of the last that counts, and the
 bound in seconds: 4 us, 16 us, ... 16.8 s."""
 
 

@@ -21,7 +21,7 @@ _MOST_TAKEN = 4096  # keys at a time
 class Inventory:
     """Keys of a tier that does not report what becomes of its blocks, by what its calls find.
 
-    Whoever takes the reports knows, of each key, whether it is there; only a difference from that
+    The receiver of the reports knows, of each key, whether it is there; only a difference from that
     is reported. So what nobody takes needs no more memory than the keys themselves. Of more than
     `most` keys the oldest are reported as removed: what is not remembered cannot be removed later.
     """

@@ -217,7 +217,7 @@ class Tier(ABC):
 
     def set_epoch(self, epoch: str | bytes | int) -> None:
         """Separates what is stored from now on from what was stored under another epoch, such as
-        the version of the weights: blocks of another epoch are not found, whoever stored them, and
+        the version of the weights: blocks of another epoch are not found, of whatever process, and
         stay where they are. All processes that share a tier must give the same epoch for the same
         weights, also after a restart. The first epoch is "". What is under way keeps its own.
 

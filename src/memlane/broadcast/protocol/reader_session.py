@@ -55,7 +55,7 @@ _WELCOME = (*_STREAMS, Stream.ASKING)
 
 
 SMALL_KINDS = (Kind.BYTES, Kind.PLAIN)
-"""Of messages that are decoded without running code of the application."""
+"""The kinds of messages that are decoded without running code of the application."""
 
 
 class PlaceTaken(RankTaken):

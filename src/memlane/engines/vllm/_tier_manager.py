@@ -173,7 +173,7 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         raise NotImplementedError
 
     def _has_failed(self, key: bytes) -> bool:
-        """Whether its load has failed just now: whoever asks at once would wait once more."""
+        """Whether its load has failed just now, so that asking at once would mean another wait."""
         until = self._failed.get(key)
         if until is None:
             return False

@@ -474,7 +474,7 @@ def _unlink(file: Unused) -> str | None:
 
 def _remove_folder(path: str) -> str | None:
     try:
-        os.rmdir(path)  # whoever starts in it right now makes it again
+        os.rmdir(path)  # a process that starts in it right now makes it again
     except OSError as error:
         return f"it cannot be removed: {error.strerror}"
     return None
