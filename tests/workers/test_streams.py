@@ -62,10 +62,13 @@ def test_a_dropped_stream_ends_the_generators() -> None:
         stream.close()
         assert [*stream] == []
         assert group[0].call(Model.history) == [[0, 1, "ended", 0, 1, 2, "ended"]]
-        dropping = Dropping(group.stream(Model.counts, 9))
+        stream = group.stream(Model.counts, 9)
+        next(stream)
+        dropping = Dropping(stream)
+        del stream
         assert group.call(Model.step, dropping) == [(0, "dropped"), (1, "dropped")]
         group.call(Model.step, 1)
-        assert group[1].call(Model.history) == [[0, 1, "ended", 0, "dropped", "ended", 1]]
+        assert group[1].call(Model.history) == [[0, 1, "ended", 0, 1, "dropped", "ended", 1]]
 
 
 class Dropping:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlane import (
     CallTimedOut,
@@ -25,9 +25,13 @@ from memlane import (
     WriterDied,
 )
 from memlane._base.deadline import NEVER, Deadline
+from memlane._importing import fork_waits
 from memlane.workers.processes import Processes
 from memlane.workers.serving import rebuilt
 from memlane.workers.table import Pending, Table
+
+if TYPE_CHECKING:
+    from memlane.workers.awaiting import Loops
 
 _log = logging.getLogger("memlane.workers")
 
@@ -39,21 +43,37 @@ _DYING_SECONDS = 1.0  # a process drops its locks one by one, before its exit co
 
 
 class Answers:
-    """The way back from the workers."""
+    """The way back from the workers.
+
+    Attributes:
+        followers: what is released when an answer has come: locks of threads, and coroutines.
+        is_closed: nothing comes any more.
+    """
 
     def __init__(self, table: Table, processes: Processes, gather: Gather[Any]) -> None:
         self._table, self._processes, self._gather = table, processes, gather
         self._leader: dict[str, int] = {}  # the thread that receives
-        self._followers: list[Any] = []  # locks, on which the others sleep
+        self.followers: list[Any] = []
         self._came: Any = None  # an answer that was taken, until it is handed on
         self._failed: BaseException | None = None  # perhaps instead of an answer
         self._dying: int | None = None  # a worker that is being buried
-        self._is_closing = False
+        self._is_closing = self.is_closed = False
+        self._loops: Loops | None = None
 
     @property
     def is_in_a_call(self) -> bool:
         """This thread receives, and a signal handler has interrupted it."""
         return self._leader == {"is": threading.get_ident()}
+
+    @property
+    def loops(self) -> Loops:
+        """The event loops that wait for answers."""
+        if self._loops is None:
+            with fork_waits:
+                from memlane.workers.awaiting import Loops  # which imports asyncio
+
+            self._loops = Loops(self, self._gather)
+        return self._loops
 
     def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
         """Receives answers until `is_done`; returns False at the deadline, or once it is closed.
@@ -83,15 +103,15 @@ class Answers:
         """Sleeps while another thread receives. No Condition: a handler may raise at any step."""
         sleeper = threading.Lock()
         sleeper.acquire()
-        self._followers.append(sleeper)  # before the look: what changes `is_done` wakes it
+        self.followers.append(sleeper)  # before the look: what changes `is_done` wakes it
         try:
             if self._leader and not is_done():
                 sleeper.acquire(timeout=deadline.left(1.0))
         finally:
-            self._followers.remove(sleeper)
+            self.followers.remove(sleeper)
 
     def _wake(self) -> None:
-        for sleeper in [*self._followers]:
+        for sleeper in [*self.followers]:
             with suppress(RuntimeError):  # it is awake
                 sleeper.release()
 
@@ -113,7 +133,7 @@ class Answers:
             self._hand_on(*came)
             if self._came is came:  # else a handler that called has handed it on
                 self._came = None
-        if self._followers:
+        if self.followers:
             self._wake()
         return True
 
@@ -187,6 +207,7 @@ class Answers:
 
     def close(self) -> None:
         """Wakes all that wait."""
+        self.is_closed = True
         self._wake()
         self._gather.close()
 

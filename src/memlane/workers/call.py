@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from memlane._base.deadline import Deadline
 from memlane.errors import CallTimedOut
 from memlane.workers.table import Pending
 
+if TYPE_CHECKING:
+    from memlane.workers.awaiting import Loops
+
 R = TypeVar("R")
 
 
 class Receiver(Protocol):
-    """The methods of a group that its calls use."""
+    """What calls use of a group."""
+
+    @property
+    def loops(self) -> Loops:
+        """The event loops that wait for answers."""
 
     def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
         """Receives answers until `is_done`; returns False at the deadline."""
@@ -55,6 +62,16 @@ class Call(Generic[R]):
             Exception: what the first worker raised; its notes say which one, and where.
         """
         self._wait(lambda: self._pending.is_settled, timeout)
+        return self._results()
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        """Is `result` for asyncio, as often as you like. If it is cancelled, the workers go on."""
+        waits = self._receiver.loops.wait(lambda: self._pending.is_settled, self._deadline)
+        if not (yield from waits.__await__()):
+            raise self._receiver.timed_out(self._pending, self._deadline.timeout)
+        return self._results()
+
+    def _results(self) -> list[R]:
         self._pending.ask()
         pending = self._pending
         if pending.errors:

@@ -123,6 +123,20 @@ class Workers(Generic[W]):
         return self.submit(method, *args, **kwargs).result()
 
     @overload
+    async def acall(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+    @overload
+    async def acall(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]: ...
+    async def acall(self, method: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Is `call` for asyncio: other tasks run while it waits, also for room, and while workers
+        are replaced. If it is cancelled, the workers go on, and their answers are dropped.
+        """
+        name, method = self._group._named(method)
+        message = [None, PLAIN, method, args, kwargs]
+        return await (await self._group._asend(self._ranks, self._seconds, name, message))
+
+    @overload
     def scatter(self, method: Callable[[W, T], R], items: Sequence[T]) -> Call[R]: ...
     @overload
     def scatter(self, method: str, items: Sequence[Any]) -> Call[Any]: ...
@@ -155,7 +169,7 @@ class Workers(Generic[W]):
         calls between two steps; `within` limits each step. Raises as `submit`.
         """
         name, method = self._group._named(method)
-        return Stream(self._group, self._ranks, self._seconds, name, method, args, kwargs)
+        return Stream(self._group, self._ranks, self._seconds, name, [method, args, kwargs])
 
 
 class WorkerGroup(Workers[W], Owned):
@@ -234,6 +248,7 @@ class WorkerGroup(Workers[W], Owned):
         self._answers = Answers(self._table, self._processes, self._gather)
         self._sender = Sender(self._table, self._answers, self._ranks, ring)
         self._sender.heal = self._heal
+        self._sender.needs_heal = lambda: bool(self._table.deaths or self._unrecovered)
         self._own(self._processes.kill)
         try:
             starts = [self._begin(rank, self._sender.handle(rank), None) for rank in self._ranks]
@@ -413,6 +428,14 @@ class WorkerGroup(Workers[W], Owned):
         self._check()
         pending, deadline = Pending(name, ranks), Deadline(seconds)
         self._sender.submit(pending, message, deadline)
+        return Call(self._answers, pending, deadline)
+
+    async def _asend(
+        self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]
+    ) -> Call[Any]:
+        self._check()
+        pending, deadline = Pending(name, ranks), Deadline(seconds)
+        await self._answers.loops.submit(self._sender, pending, message, deadline)
         return Call(self._answers, pending, deadline)
 
     def _end_stream(self, key: int, ranks: tuple[int, ...]) -> None:

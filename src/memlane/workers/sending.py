@@ -38,9 +38,11 @@ class Sender:
 
     Attributes:
         heal: called before each call of some ranks: replaces workers that have died, or raises.
+        needs_heal: returns whether that would do anything.
     """
 
     heal: Callable[[Iterable[int]], None]
+    needs_heal: Callable[[], bool]
 
     def __init__(
         self, table: Table, answers: Answers, ranks: Sequence[int], ring: dict[str, Any]
@@ -99,32 +101,50 @@ class Sender:
             WorkerDied, CallTimedOut, ConcurrentUse, Closed: no worker gets the call.
             Exception: what pickling the arguments raises.
         """
+        while (waits := self.attempt(pending, message, deadline)) is not None:
+            may_send, full = waits
+            self.must_be_in_time(self._answers.wait(may_send, deadline), pending, full, deadline)
+
+    def attempt(
+        self, pending: Pending, message: list[Any], deadline: Deadline
+    ) -> tuple[Callable[[], bool], list[int]] | None:
+        """Sends a call, and returns None. Or returns what to wait for before the next attempt, and
+        the workers that owe too many answers. Raises as `submit`."""
+        if self._sends.is_mine() or self._answers.is_in_a_call:
+            raise ConcurrentUse(REENTRY)
         ranks = pending.ranks
-        while True:
-            if self._sends.is_mine() or self._answers.is_in_a_call:
-                raise ConcurrentUse(REENTRY)
-            may_send = partial(self._may_send, ranks)
-            with self.lock:
-                if self._is_closed:
-                    raise Closed("this group of workers is closed")
-                self.heal(ranks)
-                full = self._table.full(ranks)
-                try:
-                    if not full:
-                        with self._sends:
-                            if self._send(pending, message, deadline):
-                                return
-                        self._answers.wait(lambda: False, Deadline(0))  # they may keep the space
-                except ReaderDied as error:  # its answers end with its death, too
-                    if error.rank in self._table.deaths:  # while another one is recovered
-                        self._release_dead()
-                    else:
-                        before = self._table.died[error.rank]
-                        may_send = partial(self._has_died, error.rank, before)
-            has_room = self._answers.wait(may_send, deadline)
-            if not has_room or (not full and deadline.has_passed()):
-                text = f"no room for {pending.name}()"
-                raise self._answers.late(text, full or ranks, deadline.timeout)
+        may_send = partial(self._may_send, ranks)
+        with self.lock:
+            if self._is_closed:
+                raise Closed("this group of workers is closed")
+            self.heal(ranks)
+            full = self._table.full(ranks)
+            try:
+                if not full:
+                    with self._sends:
+                        if self._send(pending, message, deadline):
+                            return None
+                    self._answers.wait(lambda: False, Deadline(0))  # they may keep the space
+            except ReaderDied as error:  # its answers end with its death, too
+                if error.rank in self._table.deaths:  # while another one is recovered
+                    self._release_dead()
+                else:
+                    before = self._table.died[error.rank]
+                    may_send = partial(self._has_died, error.rank, before)
+        return may_send, full
+
+    def must_be_in_time(
+        self, has_room: bool, pending: Pending, full: list[int], deadline: Deadline
+    ) -> None:
+        """Raises CallTimedOut if a wait after an attempt has taken too long."""
+        if not has_room or (not full and deadline.has_passed()):
+            text = f"no room for {pending.name}()"
+            raise self._answers.late(text, full or pending.ranks, deadline.timeout)
+
+    def heal_now(self, ranks: Iterable[int]) -> None:
+        """Heals, once no other thread sends or heals."""
+        with self.lock:
+            self.heal(ranks)
 
     def _has_died(self, rank: int, before: int) -> bool:
         """Another thread may have replaced it meanwhile."""
@@ -200,7 +220,7 @@ class Sender:
             key, ranks = self._ended[0]
             queues = [self._calls]
             if len(ranks) < len(self._ranks):
-                queues = [self._lanes[rank] for rank in ranks]
+                queues = [self._lanes[rank] for rank in ranks if self._has_opened_lanes]
             for queue in queues:  # again, if an end was sent by some: that changes nothing
                 if not self._send_by(queue, Pending("end", []), [], [0, END, key], Deadline(0)):
                     return

@@ -187,6 +187,8 @@ class _Server:
             args = [args[self._rank]]
         elif kind == START:
             key, method = method
+            if key in self._streams:  # as in `_next`
+                return self._next(key, 1)
         if isinstance(method, str):
             value = getattr(self.worker, method)(*args, **kwargs)
         else:

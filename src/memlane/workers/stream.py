@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from memlane.errors import Closed, MemlaneError, WorkerDied
@@ -15,14 +17,13 @@ R = TypeVar("R")
 
 
 class Stream(Generic[R]):
-    """An iterator over what generators of workers yield: a list by rank for each step.
+    """An iterator, also of asyncio, over what generators of workers yield: a list by rank for each
+    step. They begin with the first step.
 
     It ends with the first generator that does, and with an exception of a worker or its death.
     That, `close()` and the last reference drop the generators, whose `finally` then runs. After
     `CallTimedOut` the same step may be asked for again.
     """
-
-    _key: int | None = None
 
     def __init__(
         self,
@@ -30,29 +31,47 @@ class Stream(Generic[R]):
         ranks: tuple[int, ...],
         seconds: float | None,
         name: str,
-        method: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: list[Any],
     ) -> None:
-        self._group, self._ranks, self._seconds, self._name = group, ranks, seconds, name
+        self._group, self._to, self._call = group, (ranks, seconds, name), call
         self._died, self._pids = group._died(ranks), group.pids
-        key = next(group._keys)
-        first = group._send(ranks, seconds, name, [None, START, [key, method], args, kwargs])
-        self._at: tuple[int, Call[list[R]] | None] = 1, first  # one store, between interrupts
-        self._key = key
+        self._key = next(group._keys)
+        self._has_begun = self._is_over = False
+        self._at: tuple[int, Call[list[R]] | None] = 1, None  # one store, between interrupts
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> list[R]:
-        if self._key is None:
-            raise StopIteration
+        try:
+            next(self._advance(awaits=False))
+        except StopIteration as done:
+            if done.value is None:
+                raise
+            items: list[R] = done.value
+            return items
+        raise RuntimeError("a step of a stream awaited something outside of an event loop")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[R]:
+        items: list[R] | None = await self._advance(awaits=True)
+        if items is None:
+            raise StopAsyncIteration
+        return items
+
+    @coroutine
+    def _advance(self, awaits: bool) -> Generator[Any, None, list[R] | None]:
+        """Takes a step, and sends the one after the next. Returns None at the end."""
+        if self._is_over:
+            return None
         number, step = self._at
         try:
             if step is None:
-                step = self._ask(number)
+                step = yield from self._ask(number, awaits)
                 self._at = number, step
-            answers = step.result()
+            answers = (yield from step.__await__()) if awaits else step.result()
         except (WorkerDied, Closed):
             self.close()
             raise
@@ -62,28 +81,37 @@ class Stream(Generic[R]):
             raise
         if not (answers and all(answers)):
             self.close()
-            raise StopIteration
+            return None
         try:
-            following = self._ask(number + 1)
+            following = yield from self._ask(number + 1, awaits)
         except MemlaneError:  # the next step asks again, and raises it
             following = None
         self._at = number + 1, following
         return [item for (item,) in answers]
 
-    def _ask(self, number: int) -> Call[list[R]]:
+    def _ask(self, number: int, awaits: bool) -> Generator[Any, None, Call[list[R]]]:
+        self._has_begun = True
         message: list[Any] = [None, NEXT, [self._key, number], (), {}]
-        step = self._group._send(self._ranks, self._seconds, self._name, message)
-        now = self._group._died(self._ranks)
-        for rank, before, died in zip(self._ranks, self._died, now, strict=True):
+        if number == 1:
+            method, args, kwargs = self._call
+            message = [None, START, [self._key, method], args, kwargs]
+        if awaits:
+            step = yield from self._group._asend(*self._to, message).__await__()
+        else:
+            step = self._group._send(*self._to, message)
+        ranks, _, name = self._to
+        now = self._group._died(ranks)
+        for rank, before, died in zip(ranks, self._died, now, strict=True):
             if before != died:  # another process has the rank, and no generator
                 step._pending.ask()
-                raise WorkerDied(rank, self._pids[rank], None, f" in a stream of {self._name}()")
+                raise WorkerDied(rank, self._pids[rank], None, f" in a stream of {name}()")
         return step
 
     def close(self) -> None:
         """Ends the workers' generators. Idempotent; waits for nothing."""
-        key, self._key = self._key, None
-        if key is not None:
-            self._group._end_stream(key, self._ranks)
+        if not self._is_over:
+            self._is_over = True
+            if self._has_begun:
+                self._group._end_stream(self._key, self._to[0])
 
     __del__ = close
