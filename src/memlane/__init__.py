@@ -116,7 +116,7 @@ if TYPE_CHECKING:
         StoreReaderStatistics,
         StoreStatistics,
     )
-    from memlane.workers import Call, Stream, Ticket, WorkerGroup, Workers, serve
+    from memlane.workers import Call, Stream, Ticket, WorkerGroup, Workers, as_completed, serve
 
 __version__ = "0.1.0"
 
@@ -188,6 +188,7 @@ __all__ = [
     "WrongProcess",
     "WrongRole",
     "__version__",
+    "as_completed",
     "copy_blocks",
     "first_ready",
     "in_the_same_node_as",
@@ -224,6 +225,7 @@ _HOMES = {  # of the names that are not errors
     "copy_blocks": "offload",
     "first_ready": "broadcast",
     "in_the_same_node_as": "broadcast",
+    "as_completed": "workers",
     "serve": "workers",
 }
 

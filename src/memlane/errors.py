@@ -80,7 +80,7 @@ class ViewInUse(MemlaneError, BufferError):
 
 
 class Cancelled(MemlaneError, RuntimeError):
-    """The `cancel` event of the call was set."""
+    """The `cancel` event of the call was set; or a worker skipped a call that was cancelled."""
 
     def __init__(self) -> None:
         super().__init__("cancelled")

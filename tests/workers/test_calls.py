@@ -390,7 +390,9 @@ def test_nobody_asks(caplog: pytest.LogCaptureFixture) -> None:
 def test_tickets_are_text() -> None:
     """A ticket survives JSON; other text is refused."""
     with group_of(1) as group:
-        ticket = Ticket(0, 1, group._sender.handle(0), group._gather.export_handle(0))
+        calls, cancels, _ = group._sender.handles(0)
+        handles = calls, group._gather.export_handle(0), cancels
+        ticket = Ticket(0, 1, *handles)
         assert Ticket.from_json(ticket.to_json()) == ticket
     for text in ("", "[]", "{}", '{"rank": 0}'):
         with pytest.raises(InvalidArgument, match="ticket"):

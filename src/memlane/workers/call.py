@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+import queue
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from memlane._base.deadline import Deadline
-from memlane.errors import CallTimedOut
+from memlane.errors import TimedOut
 from memlane.workers.table import Pending
 
 if TYPE_CHECKING:
-    from memlane.workers.awaiting import Loops
+    from memlane.workers.group import WorkerGroup
 
 R = TypeVar("R")
-
-
-class Receiver(Protocol):
-    """What calls use of a group."""
-
-    @property
-    def loops(self) -> Loops:
-        """The event loops that wait for answers."""
-
-    def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
-        """Receives answers until `is_done`; returns False at the deadline."""
-
-    def timed_out(self, call: Pending, timeout: float | None) -> CallTimedOut:
-        """The error of a call that some workers have not answered in time."""
 
 
 class Call(Generic[R]):
@@ -37,8 +25,9 @@ class Call(Generic[R]):
         ranks: the workers that run it.
     """
 
-    def __init__(self, receiver: Receiver, pending: Pending, deadline: Deadline) -> None:
-        self._receiver, self._pending, self._deadline = receiver, pending, deadline
+    def __init__(self, group: WorkerGroup[Any], pending: Pending, deadline: Deadline) -> None:
+        self._group, self._receiver = group, group._answers
+        self._pending, self._deadline = pending, deadline
         self.name, self.ranks = pending.name, pending.ranks
         pending.hand_out()
 
@@ -88,6 +77,23 @@ class Call(Generic[R]):
         found: dict[int, Any] = {**self._pending.values, **self._pending.errors}
         return [found[rank] for rank in self.ranks]
 
+    def cancel(self, kill: bool = False) -> None:
+        """Makes workers skip the call that have not begun it; `result` then raises Cancelled.
+
+        Args:
+            kill: workers that run it are replaced, as by `WorkerGroup.replace`.
+
+        Raises:
+            Closed: the group was closed.
+            Exception: with `kill`, as `WorkerGroup.replace`.
+        """
+        self._group._cancel(self._pending, kill)
+
+    def add_done_callback(self, callback: Callable[[Call[R]], object]) -> None:
+        """Calls `callback(call)` once the call is done, as `done` has it: at once, or in a thread
+        of the group. What it raises is logged."""
+        self._group._callbacks.add(self._pending, partial(callback, self))
+
     def _wait(self, is_done: Callable[[], bool], timeout: float | None) -> None:
         deadline = self._deadline if timeout is None else Deadline(timeout)
         if not self._receiver.wait(is_done, deadline):
@@ -100,3 +106,23 @@ class Call(Generic[R]):
             if note not in getattr(first[1], "__notes__", ()):
                 first[1].add_note(note)
         return first[1]
+
+
+def as_completed(calls: Iterable[Call[R]], timeout: float | None = None) -> Iterator[Call[R]]:
+    """Yields calls, of one group or several, in the order in which they are done.
+
+    `timeout` is in seconds, for all together. Raises TimedOut when it is over.
+    """
+    deadline = Deadline(timeout)
+    done: queue.SimpleQueue[Call[R]] = queue.SimpleQueue()
+    left = 0
+    for call in calls:
+        call.add_done_callback(done.put)
+        left += 1
+    for missing in range(left, 0, -1):
+        try:
+            yield done.get(timeout=deadline.timeout_left())
+        except queue.Empty:
+            raise TimedOut(
+                f"timed out after {timeout} s; {missing} calls are not done", timeout
+            ) from None

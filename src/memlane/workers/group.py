@@ -25,6 +25,7 @@ from memlane._base.deadline import Deadline
 from memlane._base.lifetime import Owned
 from memlane.workers.answers import Answers
 from memlane.workers.call import Call
+from memlane.workers.callbacks import Callbacks
 from memlane.workers.processes import Process, Processes, Starter, shielded
 from memlane.workers.sending import Sender
 from memlane.workers.stream import Stream
@@ -246,12 +247,13 @@ class WorkerGroup(Workers[W], Owned):
         self._table = Table(self.world, most)
         self._gather: Gather[Any] = Gather(self.world, **ring)  # type: ignore[arg-type]
         self._answers = Answers(self._table, self._processes, self._gather)
+        self._callbacks = Callbacks(self._answers)
         self._sender = Sender(self._table, self._answers, self._ranks, ring)
         self._sender.heal = self._heal
         self._sender.needs_heal = lambda: bool(self._table.deaths or self._unrecovered)
         self._own(self._processes.kill)
         try:
-            starts = [self._begin(rank, self._sender.handle(rank), None) for rank in self._ranks]
+            starts = [self._begin(rank, *self._sender.handles(rank)) for rank in self._ranks]
             self._until_ready(starts, deadline)
         except BaseException:
             self.kill()
@@ -270,10 +272,10 @@ class WorkerGroup(Workers[W], Owned):
 
     # Starting and ending -------------------------------------------------------------------------
 
-    def _begin(self, rank: int, calls: Handle, lane: Handle | None) -> Pending:
+    def _begin(self, rank: int, calls: Handle, cancels: Handle, lane: Handle | None) -> Pending:
         """Starts the process of a rank, and does not wait for it."""
-        start = self._table.start(rank)
-        ticket = Ticket(rank, self.world, calls, self._gather.export_handle(rank), lane)
+        start, answers = self._table.start(rank), self._gather.export_handle(rank)
+        ticket = Ticket(rank, self.world, calls, answers, cancels, lane)
         with shielded():
             self._processes.add(Process(rank, self._start(ticket)))
         return start
@@ -428,7 +430,7 @@ class WorkerGroup(Workers[W], Owned):
         self._check()
         pending, deadline = Pending(name, ranks), Deadline(seconds)
         self._sender.submit(pending, message, deadline)
-        return Call(self._answers, pending, deadline)
+        return Call(self, pending, deadline)
 
     async def _asend(
         self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]
@@ -436,7 +438,14 @@ class WorkerGroup(Workers[W], Owned):
         self._check()
         pending, deadline = Pending(name, ranks), Deadline(seconds)
         await self._answers.loops.submit(self._sender, pending, message, deadline)
-        return Call(self._answers, pending, deadline)
+        return Call(self, pending, deadline)
+
+    def _cancel(self, pending: Pending, kill: bool) -> None:
+        self._check()
+        self._sender.cancel(pending)
+        running = [rank for rank in [*pending.missing] if self._table.is_running(rank, pending)]
+        if kill and running:
+            self.replace(*running)
 
     def _end_stream(self, key: int, ranks: tuple[int, ...]) -> None:
         if self._processes.are_here:

@@ -54,6 +54,11 @@ class Sender:
         self._unsure: tuple[MessageQueue[Any], int, Pending, Sequence[int]] | None = None
         self._lanes: list[MessageQueue[Any]] = []  # once one is needed
         self._opening = Pending("open", [])
+        self._cancelled: list[set[int]] = [set() for _ in ranks]  # numbers by rank
+        self._cancels: MessageQueue[Any] = MessageQueue(
+            len(ranks), len(ranks), mode="latest", max_chunk_bytes=4096
+        )
+        self._cancelling = Lock()
         self._ended: deque[tuple[int, Sequence[int]]] = deque()  # streams that workers still have
         self._has_opened_lanes = False
         self._is_closed = False
@@ -66,24 +71,35 @@ class Sender:
         self._sent[queue] = 0
         return queue
 
-    def handle(self, rank: int) -> Handle:
-        """Returns the handle of the queue to all workers, for one of them."""
-        return self._calls.export_handle(rank)
+    def handles(self, rank: int) -> tuple[Handle, Handle, None]:
+        """Returns the handles of the queues for a worker, as `readmit`."""
+        return self._calls.export_handle(rank), self._cancels.export_handle(rank), None
 
     def wait_until_ready(self, deadline: Deadline, pids: Iterable[int]) -> None:
         """Returns when all workers have attached. Raises as the queue's."""
-        self._calls.wait_until_ready(deadline.timeout_left(), processes=pids)
+        for queue in (self._calls, self._cancels):
+            queue.wait_until_ready(deadline.timeout_left(), processes=pids)
 
     def statistics(self) -> QueueStatistics:
         """Returns those of the queue to all workers."""
         return self._calls.statistics()
 
-    def readmit(self, rank: int) -> tuple[Handle, Handle | None]:
+    def readmit(self, rank: int) -> tuple[Handle, Handle, Handle | None]:
         """Returns the handles of the queues for a process in the place of one that has ended."""
-        with suppress(InvalidArgument):  # it was released already
-            self._calls.release_reader(rank)
+        for queue in (self._calls, self._cancels):
+            with suppress(InvalidArgument):  # it was released already
+                queue.release_reader(rank)
+        self._cancelled[rank].clear()  # its numbers begin anew
         lane = self._nameless(rank) if self._has_opened_lanes else None
-        return self._calls.readmit(rank), lane
+        return self._calls.readmit(rank), self._cancels.readmit(rank), lane
+
+    def cancel(self, pending: Pending) -> None:
+        """Tells the workers to skip the call."""
+        with self._cancelling:
+            for rank, number in self._table.numbers(pending).items():
+                past = self._table.answered(rank)
+                self._cancelled[rank] = {n for n in self._cancelled[rank] if n > past} | {number}
+            self._cancels.enqueue(self._cancelled)
 
     def begin_to_close(self) -> None:
         """No call is sent any more."""
@@ -91,7 +107,7 @@ class Sender:
 
     def close(self) -> None:
         """Workers end when they have run what was sent."""
-        for queue in [*self._sent]:
+        for queue in [*self._sent, self._cancels]:
             queue.close()
 
     def submit(self, pending: Pending, message: list[Any], deadline: Deadline) -> None:

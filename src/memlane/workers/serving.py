@@ -13,6 +13,7 @@ from types import GeneratorType
 from typing import Any
 
 from memlane import (
+    Cancelled,
     Gather,
     MessageQueue,
     PeerDied,
@@ -39,7 +40,8 @@ def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: 
         server = _Server(ticket.rank, answers)
         # In this order: a worker that gets calls can be seen to die.
         calls: MessageQueue[Any] = MessageQueue.create_from_handle(ticket.calls, ticket.rank)
-        inbox = _Inbox(ticket.rank, calls, server.end_stream)
+        cancels: MessageQueue[Any] = MessageQueue.create_from_handle(ticket.cancels, ticket.rank)
+        inbox = _Inbox(ticket.rank, calls, cancels, server.end_stream)
         if ticket.lane is not None:
             inbox.open(ticket.lane)
     except SegmentMissing as error:
@@ -76,9 +78,14 @@ class _Inbox:
     """
 
     def __init__(
-        self, rank: int, calls: MessageQueue[Any], end_stream: Callable[[int], None]
+        self,
+        rank: int,
+        calls: MessageQueue[Any],
+        cancels: MessageQueue[Any],
+        end_stream: Callable[[int], None],
     ) -> None:
         self._rank, self._end_stream = rank, end_stream
+        self._cancels, self._cancelled = cancels, set[int]()
         self._taken = 0
         self._has_lane = False
         self._open = [calls]
@@ -93,7 +100,7 @@ class _Inbox:
 
     def close(self) -> None:
         """Closes the queues."""
-        for queue in self._open:
+        for queue in (*self._open, self._cancels):
             queue.close()
 
     def take(self) -> tuple[int, Any]:
@@ -122,7 +129,14 @@ class _Inbox:
     def _pop(self, queue: MessageQueue[Any]) -> tuple[int, Any]:
         message = self._held.pop(queue)
         self._taken += 1
+        if self._is_cancelled(self._taken):
+            message = Cancelled()
         return self._taken, message
+
+    def _is_cancelled(self, number: int) -> bool:
+        with suppress(TimedOut, PeerDied, WriterClosed):
+            self._cancelled = self._cancels.dequeue(0)[self._rank]
+        return number in self._cancelled
 
     def _receive_any(self, queues: list[MessageQueue[Any]], timeout: float | None) -> bool:
         """Holds a message of one of the queues; returns whether there was one, or an end."""

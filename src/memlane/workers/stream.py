@@ -43,14 +43,15 @@ class Stream(Generic[R]):
         return self
 
     def __next__(self) -> list[R]:
-        try:
-            next(self._advance(awaits=False))
-        except StopIteration as done:
-            if done.value is None:
-                raise
-            items: list[R] = done.value
-            return items
-        raise RuntimeError("a step of a stream awaited something outside of an event loop")
+        step = self._advance(awaits=False)
+        while True:
+            try:
+                next(step)  # awaits nothing: that raises
+            except StopIteration as done:
+                if done.value is None:
+                    raise
+                items: list[R] = done.value
+                return items
 
     def __aiter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memlane.errors import Closed, WorkerDied
+from memlane.errors import Cancelled, Closed, WorkerDied
 
 _log = logging.getLogger("memlane.workers")
 
@@ -30,7 +30,7 @@ class Unasked:
         self._name, self._rank, self._error = name, rank, error
 
     def __del__(self) -> None:
-        if not self.is_asked and not isinstance(self._error, Closed):
+        if not self.is_asked and not isinstance(self._error, Cancelled | Closed):
             text = "nobody asked for the result of %s() of worker %d: %r"
             _log.error(text, self._name, self._rank, self._error)
 
@@ -145,6 +145,25 @@ class Table:
     def full(self, ranks: Iterable[int]) -> list[int]:
         """Returns those of the workers that have to answer too many calls for another one."""
         return [rank for rank in ranks if len(self._due[rank]) >= self._most]
+
+    def numbers(self, call: Pending) -> dict[int, int]:
+        """Returns the call's numbers, by the ranks that have not answered it."""
+        return {
+            rank: number
+            for rank in [*call.missing]
+            for number, owed in [*self._due[rank]]
+            if owed is call
+        }
+
+    def answered(self, rank: int) -> int:
+        """Returns the number of the call that the worker has answered last."""
+        due = self._due[rank]
+        return due[0][0] - 1 if due else self._sent[rank]
+
+    def is_running(self, rank: int, call: Pending) -> bool:
+        """Returns whether the worker answers that call next."""
+        due = self._due[rank]
+        return bool(due) and due[0][1] is call
 
     def running(self, rank: int) -> str | None:
         """Returns the name of the call that the worker answers next."""

@@ -27,6 +27,7 @@ class Ticket:
     Attributes:
         rank, world: of the worker, and the number of workers.
         calls, answers: handles of the queues from and to the group.
+        cancels: handle of a queue with the numbers of calls to skip.
         lane: handle of the queue to this worker alone, if the group has those already.
     """
 
@@ -34,20 +35,24 @@ class Ticket:
     world: int
     calls: Handle
     answers: GatherHandle
+    cancels: Handle
     lane: Handle | None = None
 
     def to_json(self) -> str:
         """The ticket as text, for workers that another program starts. Raises nothing."""
         lane = self.lane and self.lane.to_json()
-        handles = {"calls": self.calls.to_json(), "answers": self.answers.to_json(), "lane": lane}
-        return json.dumps({**vars(self), **handles})
+        names = ("calls", "answers", "cancels")
+        handles = {name: getattr(self, name).to_json() for name in names}
+        return json.dumps({**vars(self), **handles, "lane": lane})
 
     @staticmethod
     def from_json(text: str) -> Ticket:
         """Parses a ticket; raises InvalidArgument (a ValueError) if `text` is not one."""
         try:
             found = json.loads(text)
-            rank, world, calls, answers, lane = (found[field.name] for field in fields(Ticket))
+            rank, world, calls, answers, cancels, lane = (
+                found[field.name] for field in fields(Ticket)
+            )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidArgument(f"this text is not a worker's ticket: {error!r}") from None
         return Ticket(
@@ -55,5 +60,6 @@ class Ticket:
             world,
             Handle.from_json(calls),
             GatherHandle.from_json(answers),
+            Handle.from_json(cancels),
             lane if lane is None else Handle.from_json(lane),
         )
