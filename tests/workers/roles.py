@@ -102,6 +102,16 @@ class Model:
             self.fail(fault)
         yield 2
 
+    def prints(self, most: int) -> None:
+        """By Python, by descriptor, by a child, on both streams; the last line has no end."""
+        for number in range(most):
+            print("line", number)
+        os.write(1, b"half ")
+        print("a line")
+        subprocess.run(["echo", "of a child"])
+        print("an error", file=sys.stderr)
+        print("no end", end="", flush=True)
+
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -1,6 +1,7 @@
 """Calls of a group: answers by rank, exceptions, timeouts, threads, interrupts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,9 @@ from memlane import (
     WorkerDied,
     WorkerError,
     WorkerGroup,
+    inspect,
 )
-from tests.support import PATIENCE, Link, alarms, start
+from tests.support import PATIENCE, Link, alarms, start, until
 from tests.workers.roles import Closing, Model, OnlyIn, triples
 
 
@@ -412,3 +414,40 @@ def test_idle_groups_cost_nothing() -> None:
 
 def time_of(_model: Model) -> float:
     return time.process_time()
+
+
+def test_late_workers_and_their_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that has waited for long names what each late worker runs, and where."""
+    monkeypatch.setattr("memlane.workers.answers._STACK_SECONDS", 0.05)
+    with gate() as (descriptor, open_it), group_of(2) as group:
+        late = group[1].submit(Model.waits, descriptor)
+
+        def text() -> str:
+            with pytest.raises(CallTimedOut) as caught:
+                late.result(timeout=0.05)
+            return str(caught.value)
+
+        where = r"\(pid \d+, in waits; Model.waits \(.*roles\.py:\d+\)\)$|no right to trace"
+        until(lambda: re.search(where, text()), "the worker waits")  # its Python alone
+        open_it()
+        assert late.result() == [b"x"]
+
+
+def test_a_stuck_group_is_named() -> None:
+    """Observers see which worker of which group owes an answer, under the factory's name."""
+
+    def awaited() -> set[int | None]:
+        waits = [wait for wait in inspect.stuck(0.01) if wait.label == "Model.answers[0]"]
+        return {who.pid for wait in waits for who in wait.awaited}
+
+    with gate() as (descriptor, open_it), group_of(1) as group:
+        call = group.submit(Model.waits, descriptor)
+        thread = threading.Thread(target=call.result)
+        thread.start()
+        until(lambda: awaited() == {*group.pids}, "the wait is seen")
+        open_it()
+        thread.join()
+    with group_of(1, name="ranks"):
+        assert "ranks.calls" in {each.label for each in inspect.segments()}
+    with pytest.raises(InvalidArgument, match="name must be"):
+        group_of(1, name="no spaces")

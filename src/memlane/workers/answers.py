@@ -39,6 +39,7 @@ REENTRY = (
     "this call is made in the middle of another one of this group, by a signal handler or while "
     "its arguments are pickled: make it when that has returned"
 )
+_STACK_SECONDS = 1.0  # timeouts from which on errors have stacks
 _DYING_SECONDS = 1.0  # a process drops its locks one by one, before its exit code is known
 
 
@@ -216,11 +217,21 @@ class Answers:
         return self.late(f"no answer to {call.name}()", [*call.missing], timeout)
 
     def late(self, text: str, ranks: Iterable[int], timeout: float | None) -> CallTimedOut:
-        """Returns the error that names the workers, and what they run."""
+        """Returns the error that names the workers, what they run, and where, if py-spy is there.
+
+        A short timeout asks again soon, and gets no stacks.
+        """
         late = tuple(ranks)
+        pids = {rank: self._processes.of(rank).pid for rank in late}
+        places: dict[int, str] = {}
+        if timeout is not None and timeout >= _STACK_SECONDS:
+            with fork_waits:
+                from memlane.workers.places import places_of  # which few need
+
+            places = places_of(pids.values())
         workers = ", ".join(
-            f"worker {rank} (pid {self._processes.of(rank).pid}, in "
-            f"{self._table.running(rank) or 'no call'})"
-            for rank in late
+            f"worker {rank} (pid {pid}, in {self._table.running(rank) or 'no call'}"
+            f"{places.get(pid, '')})"
+            for rank, pid in pids.items()
         )
         return CallTimedOut(f"timed out after {timeout} s; {text}: {workers}", timeout, late)

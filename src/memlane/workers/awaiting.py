@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlane import Gather
 from memlane._base.deadline import Deadline
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from memlane.workers.answers import Answers
     from memlane.workers.sending import Sender
     from memlane.workers.table import Pending
+
+
+T = TypeVar("T")
 
 
 class _Waiter:
@@ -79,6 +82,10 @@ class Loops:
         if not waiters:
             loop.remove_reader(self._gather.fileno())
             del self._waiters[loop]
+
+    async def beside(self, call: Callable[[], T]) -> T:
+        """Returns what a call returns that may take long."""
+        return await asyncio.to_thread(call)
 
     async def submit(
         self, sender: Sender, pending: Pending, message: list[Any], deadline: Deadline

@@ -57,7 +57,8 @@ class Call(Generic[R]):
         """Is `result` for asyncio, as often as you like. If it is cancelled, the workers go on."""
         waits = self._receiver.loops.wait(lambda: self._pending.is_settled, self._deadline)
         if not (yield from waits.__await__()):
-            raise self._receiver.timed_out(self._pending, self._deadline.timeout)
+            timed_out = partial(self._receiver.timed_out, self._pending, self._deadline.timeout)
+            raise (yield from self._receiver.loops.beside(timed_out).__await__())
         return self._results()
 
     def _results(self) -> list[R]:

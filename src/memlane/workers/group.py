@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -22,6 +23,7 @@ from memlane import (
 )
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline
+from memlane._base.labels import checked_label
 from memlane._base.lifetime import Owned
 from memlane.workers.answers import Answers
 from memlane.workers.call import Call
@@ -39,9 +41,16 @@ P = ParamSpec("P")
 
 _MOST_WORKERS = 1 << 12
 _ON_DEATH = ("raise", "replace", "restart")
+_LONGEST_NAME = 26  # with ".answers" that of a gather
 _MOST_STARTS = 3  # of a worker that dies each time before it is recovered
 _LEAVING_SECONDS = 1.0  # for a worker without a call
 _BROKEN_OFF_SECONDS = 1.0  # for calls under way, when the block of a group was left by an exception
+
+
+def _label(factory: object) -> str:
+    """The default name of a group."""
+    text = re.sub(r"[^A-Za-z0-9._-]", "", getattr(factory, "__name__", ""))
+    return text[:_LONGEST_NAME] or "workers"
 
 
 class Workers(Generic[W]):
@@ -186,12 +195,16 @@ class WorkerGroup(Workers[W], Owned):
             and user, calls `serve`. Returns that process (with pid, exitcode, join and kill), or
             None if it is nobody's to kill.
         env: returns changes to the environment of a rank, {"CUDA_VISIBLE_DEVICES": "0"}.
+        prefix: of each line that a worker prints, by Python or not: "[worker {rank}] ", also with
+            {pid}. A thread of your process prints them; None leaves the output as it is.
         on_death: "raise": calls raise `WorkerDied` until `replace` is called. "replace": a worker
             that has died is replaced before the next call. "restart": so are all others, which may
             wait for it. In each case the calls that it has not answered raise.
         recover: called as `recover(group, ranks)` when replaced workers are ready, before any other
             call: it gives them the state that they need.
         timeout: seconds for the start of the workers, with their factories.
+        name: what people call the group in `memlane ls`, logs and errors, as of a `Gather`; by
+            default that of the factory.
         max_in_flight: number of calls that a worker may have to answer.
         max_chunk_bytes: of the queues, in bytes, as for `MessageQueue`.
 
@@ -219,8 +232,10 @@ class WorkerGroup(Workers[W], Owned):
         start_method: str = "spawn",
         start: Callable[[Ticket], Any] | None = None,
         env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        prefix: str | None = None,
         on_death: Literal["raise", "replace", "restart"] = "raise",
         recover: Callable[[WorkerGroup[W], list[int]], object] | None = None,
+        name: str | None = None,
         timeout: float | None = 120.0,
         max_in_flight: int = 8,
         max_chunk_bytes: int = 10 * 1024 * 1024,
@@ -228,8 +243,12 @@ class WorkerGroup(Workers[W], Owned):
         self.world = integer_from("world", world, 1, _MOST_WORKERS)
         most = integer_from("max_in_flight", max_in_flight, 1, 1 << 16)
         if start is None:
-            start = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}))
+            start = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}), prefix)
             start.prepare()
+        elif prefix is not None:
+            raise InvalidArgument(
+                "with start=, workers print where their own program does: no prefix"
+            )
         self._start = start
         if on_death not in _ON_DEATH:
             raise InvalidArgument(f"on_death must be one of {_ON_DEATH}, not {on_death!r}")
@@ -245,10 +264,13 @@ class WorkerGroup(Workers[W], Owned):
         self._is_closed = self._is_ready = self._is_healing = False
         self._processes = Processes()
         self._table = Table(self.world, most)
-        self._gather: Gather[Any] = Gather(self.world, **ring)  # type: ignore[arg-type]
+        label = _label(factory) if name is None else checked_label(name, _LONGEST_NAME)
+        answers = f"{label}.answers"
+        self._gather: Gather[Any] = Gather(self.world, name=answers, **ring)  # type: ignore[arg-type]
         self._answers = Answers(self._table, self._processes, self._gather)
         self._callbacks = Callbacks(self._answers)
-        self._sender = Sender(self._table, self._answers, self._ranks, ring)
+        self._sender = Sender(self._table, self._answers, self._ranks, label, ring)
+        self._gather.answers(self._sender.calls)
         self._sender.heal = self._heal
         self._sender.needs_heal = lambda: bool(self._table.deaths or self._unrecovered)
         self._own(self._processes.kill)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
@@ -22,12 +22,14 @@ from typing import Any, cast
 from memlane._base.deadline import Deadline
 from memlane._locks import Lock
 from memlane.errors import InvalidArgument
+from memlane.workers.output import Output, redirect
 from memlane.workers.serving import serve
 from memlane.workers.ticket import Ticket
 
 _log = logging.getLogger("memlane.workers")
 
 _LONGEST_SECONDS = 1e6  # that poll() takes, whose milliseconds are an int
+_OUTPUT_SECONDS = 0.5  # for what a worker printed last; what it has left behind may print more
 _ORPHAN_SECONDS = 1.0  # for a worker in a call, when the process that started it has died
 
 
@@ -40,9 +42,15 @@ class Starter:
     factory: Callable[..., object] | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    prefix: str | None = None
 
     def prepare(self) -> None:
-        """Raises InvalidArgument if this process, or a method of that name, cannot start any."""
+        """Raises InvalidArgument if this process, or a method of that name, cannot start any, or
+        if the prefix has other fields than rank and pid."""
+        try:
+            _ = self.prefix and self.prefix.format(rank=0, pid=0)
+        except (ValueError, LookupError, AttributeError) as error:
+            raise InvalidArgument(f"prefix may have {{rank}} and {{pid}}: {error!r}") from None
         methods = multiprocessing.get_all_start_methods()
         if self.method not in methods:
             raise InvalidArgument(f"start_method must be one of {methods}, not {self.method!r}")
@@ -58,9 +66,11 @@ class Starter:
         """Starts the worker's process. Its environment is changed before its Python begins."""
         context: Any = multiprocessing.get_context(self.method)
         changes = dict(self.env(ticket.rank))
+        output = None if self.prefix is None else Output()
+        writers = output.writers if output is not None else ()
         process = context.Process(
             target=_run,
-            args=(ticket, changes, self.factory, self.args, self.kwargs),
+            args=(ticket, changes, writers, self.factory, self.args, self.kwargs),
             name=f"worker-{ticket.rank}",
         )
         before = {name: os.environ.get(name) for name in changes}
@@ -70,11 +80,22 @@ class Starter:
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
+        if output is not None and self.prefix is not None:
+            output.begin(self.prefix.format(rank=ticket.rank, pid=process.pid))
+            process.memlane_output = output
         return process
 
 
-def _run(ticket: Ticket, env: Mapping[str, str], factory: Any, args: Any, kwargs: Any) -> None:
+def _run(
+    ticket: Ticket,
+    env: Mapping[str, str],
+    output: Sequence[connection.Connection],
+    factory: Any,
+    args: Any,
+    kwargs: Any,
+) -> None:
     """The main function of a worker's process."""
+    redirect(output)
     leads = False
     with suppress(PermissionError):
         os.setpgid(0, 0)
@@ -176,6 +197,8 @@ class Process:
             self.is_over = True
             if isinstance(self._given, BaseProcess):
                 self._given.close()  # its descriptors
+            if hasattr(self._given, "memlane_output"):
+                self._given.memlane_output.end(_OUTPUT_SECONDS)
 
     def kill(self) -> None:
         """Kills it, and what it has started, at once."""

@@ -39,15 +39,22 @@ class Sender:
     Attributes:
         heal: called before each call of some ranks: replaces workers that have died, or raises.
         needs_heal: returns whether that would do anything.
+        calls: the queue to all workers.
     """
 
     heal: Callable[[Iterable[int]], None]
     needs_heal: Callable[[], bool]
 
     def __init__(
-        self, table: Table, answers: Answers, ranks: Sequence[int], ring: dict[str, Any]
+        self,
+        table: Table,
+        answers: Answers,
+        ranks: Sequence[int],
+        name: str,
+        ring: dict[str, Any],
     ) -> None:
-        self._table, self._answers, self._ranks, self._ring = table, answers, ranks, ring
+        self._table, self._answers, self._ranks = table, answers, ranks
+        self._name, self._ring = name, ring
         self.lock = Lock()  # of the thread that sends, or replaces workers
         self._sends = Lock()  # only to see whether this thread is in the middle of it
         self._sent: dict[MessageQueue[Any], int] = {}
@@ -56,42 +63,46 @@ class Sender:
         self._opening = Pending("open", [])
         self._cancelled: list[set[int]] = [set() for _ in ranks]  # numbers by rank
         self._cancels: MessageQueue[Any] = MessageQueue(
-            len(ranks), len(ranks), mode="latest", max_chunk_bytes=4096
+            len(ranks), len(ranks), mode="latest", max_chunk_bytes=4096, name=f"{name}.cancels"
         )
         self._cancelling = Lock()
         self._ended: deque[tuple[int, Sequence[int]]] = deque()  # streams that workers still have
         self._has_opened_lanes = False
         self._is_closed = False
-        self._calls = self._queue(*ranks)
+        self.calls = self._queue("calls", *ranks)
 
-    def _queue(self, *ranks: int) -> MessageQueue[Any]:
+    def _queue(self, name: str, *ranks: int) -> MessageQueue[Any]:
         queue: MessageQueue[Any] = MessageQueue(
-            len(ranks), len(ranks), local_reader_ranks=ranks, **self._ring
+            len(ranks),
+            len(ranks),
+            local_reader_ranks=ranks,
+            name=f"{self._name}.{name}",
+            **self._ring,
         )
         self._sent[queue] = 0
         return queue
 
     def handles(self, rank: int) -> tuple[Handle, Handle, None]:
         """Returns the handles of the queues for a worker, as `readmit`."""
-        return self._calls.export_handle(rank), self._cancels.export_handle(rank), None
+        return self.calls.export_handle(rank), self._cancels.export_handle(rank), None
 
     def wait_until_ready(self, deadline: Deadline, pids: Iterable[int]) -> None:
         """Returns when all workers have attached. Raises as the queue's."""
-        for queue in (self._calls, self._cancels):
+        for queue in (self.calls, self._cancels):
             queue.wait_until_ready(deadline.timeout_left(), processes=pids)
 
     def statistics(self) -> QueueStatistics:
         """Returns those of the queue to all workers."""
-        return self._calls.statistics()
+        return self.calls.statistics()
 
     def readmit(self, rank: int) -> tuple[Handle, Handle, Handle | None]:
         """Returns the handles of the queues for a process in the place of one that has ended."""
-        for queue in (self._calls, self._cancels):
+        for queue in (self.calls, self._cancels):
             with suppress(InvalidArgument):  # it was released already
                 queue.release_reader(rank)
         self._cancelled[rank].clear()  # its numbers begin anew
         lane = self._nameless(rank) if self._has_opened_lanes else None
-        return self._calls.readmit(rank), self._cancels.readmit(rank), lane
+        return self.calls.readmit(rank), self._cancels.readmit(rank), lane
 
     def cancel(self, pending: Pending) -> None:
         """Tells the workers to skip the call."""
@@ -174,7 +185,7 @@ class Sender:
         self._find_out()
         self._end_streams()
         if len(pending.ranks) == len(self._ranks):
-            return self._send_by(self._calls, pending, self._ranks, message, deadline)
+            return self._send_by(self.calls, pending, self._ranks, message, deadline)
         if not self._has_opened_lanes and not self._open_lanes(deadline):
             return False
         for at, rank in enumerate(pending.ranks):
@@ -234,7 +245,7 @@ class Sender:
         """Sends the ends of streams, as far as there is space."""
         while self._ended and not self._is_closed:
             key, ranks = self._ended[0]
-            queues = [self._calls]
+            queues = [self.calls]
             if len(ranks) < len(self._ranks):
                 queues = [self._lanes[rank] for rank in ranks if self._has_opened_lanes]
             for queue in queues:  # again, if an end was sent by some: that changes nothing
@@ -257,9 +268,10 @@ class Sender:
     def _open_lanes(self, deadline: Deadline) -> bool:
         """Gives each worker a queue of its own, so that a busy one delays no call of another."""
         while len(self._lanes) < len(self._ranks):
-            self._lanes.append(self._queue(len(self._lanes)))
+            rank = len(self._lanes)
+            self._lanes.append(self._queue(f"calls[{rank}]", rank))
         message = [0, LANES, [self._nameless(rank) for rank in self._ranks]]
-        return self._send_by(self._calls, self._opening, [], message, deadline)
+        return self._send_by(self.calls, self._opening, [], message, deadline)
 
     def _nameless(self, rank: int) -> Handle:
         """Removes the name of a lane's segment: its worker attaches by this process's descriptor,
@@ -273,4 +285,4 @@ class Sender:
     def _release_dead(self) -> None:
         for rank in self._table.deaths:
             with suppress(InvalidArgument):  # it was released before
-                self._calls.release_reader(rank)
+                self.calls.release_reader(rank)
