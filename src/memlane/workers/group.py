@@ -140,7 +140,8 @@ class Workers(Generic[W]):
     async def acall(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]: ...
     async def acall(self, method: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Is `call` for asyncio: other tasks run while it waits, also for room, and while workers
-        are replaced. If it is cancelled, the workers go on, and their answers are dropped.
+        are replaced. If it is cancelled, the workers go on, and their answers are dropped. Raises
+        as `call`.
         """
         name, method = self._group._named(method)
         message = [None, PLAIN, method, args, kwargs]
