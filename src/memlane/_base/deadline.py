@@ -57,16 +57,20 @@ class Deadline:
 
     def left(self, most: float = inf) -> float:
         """Seconds until the deadline, from 0 to `most`."""
+        if self.end == inf:
+            return most
         return min(most, max(0.0, self.end - time.monotonic()))
 
     def timeout_left(self) -> float | None:
         """The same as the timeout of another call: None if it is more than a year."""
+        if self.end == inf:
+            return None
         left = self.left()
         return None if left > _LONGEST else left
 
     def has_passed(self) -> bool:
         """Whether the call has to end now."""
-        return time.monotonic() >= self.end
+        return self.end != inf and time.monotonic() >= self.end
 
 
 NEVER = Deadline(None)

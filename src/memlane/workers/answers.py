@@ -53,6 +53,7 @@ class Answers:
 
     def __init__(self, table: Table, processes: Processes, gather: Gather[Any]) -> None:
         self._table, self._processes, self._gather = table, processes, gather
+        self._dequeue = gather.dequeue
         self._leader: dict[str, int] = {}  # the thread that receives
         self.followers: list[Any] = []
         self._came: Any = None  # an answer that was taken, until it is handed on
@@ -124,14 +125,18 @@ class Answers:
             self._is_of_an_answer(self._failed)
         try:
             if self._came is None:
-                self._came = self._gather.dequeue(timeout)
+                self._came = self._dequeue(timeout)
         except BaseException as error:
             self._failed = error  # as above: no call before it
             if not self._is_of_an_answer(error):
                 return self._ends(error)
         else:
             came = self._came
-            self._hand_on(*came)
+            rank, number, has_returned, value = came
+            if has_returned and number:
+                self._table.answer(rank, number, value, None)
+            else:
+                self._hand_on(rank, number, has_returned, value)
             if self._came is came:  # else a handler that called has handed it on
                 self._came = None
         if self.followers:

@@ -79,7 +79,8 @@ class Call(Generic[R]):
         return [found[rank] for rank in self.ranks]
 
     def cancel(self, kill: bool = False) -> None:
-        """Makes workers skip the call that have not begun it; `result` then raises Cancelled.
+        """Makes workers skip the call that have not begun it a millisecond later; `result` then
+        raises Cancelled.
 
         Args:
             kill: workers that run it are replaced, as by `WorkerGroup.replace`.

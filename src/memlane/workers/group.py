@@ -255,7 +255,10 @@ class WorkerGroup(Workers[W], Owned):
             raise InvalidArgument(f"on_death must be one of {_ON_DEATH}, not {on_death!r}")
         deadline = Deadline(timeout)
         self._ranks, self._seconds = tuple(range(self.world)), None
-        self._classes = getattr(factory, "__mro__", ())
+        classes = getattr(factory, "__mro__", ())  # which keep their functions, and so the ids
+        self._methods = {
+            id(f): name for base in classes for name, f in vars(base).items() if callable(f)
+        }
         ring = {"max_chunks": most + 2, "max_chunk_bytes": max_chunk_bytes}
         self.generation = 0
         self._keys = count()  # of streams
@@ -442,10 +445,10 @@ class WorkerGroup(Workers[W], Owned):
 
     def _named(self, method: Any) -> tuple[str, Any]:
         """Returns the name of a method, and how to send it."""
-        name = str(getattr(method, "__name__", method))
-        if any(vars(base).get(name) is method for base in self._classes):
-            method = name  # which the worker's own class may override
-        return name, method
+        name = self._methods.get(id(method))
+        if name is not None:
+            return name, name  # which the worker's own class may override
+        return str(getattr(method, "__name__", method)), method
 
     def _send(
         self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]

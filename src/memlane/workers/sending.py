@@ -140,11 +140,12 @@ class Sender:
         if self._sends.is_mine() or self._answers.is_in_a_call:
             raise ConcurrentUse(REENTRY)
         ranks = pending.ranks
-        may_send = partial(self._may_send, ranks)
+        may_send: Callable[[], bool] | None = None
         with self.lock:
             if self._is_closed:
                 raise Closed("this group of workers is closed")
-            self.heal(ranks)
+            if self.needs_heal():
+                self.heal(ranks)
             full = self._table.full(ranks)
             try:
                 if not full:
@@ -158,7 +159,7 @@ class Sender:
                 else:
                     before = self._table.died[error.rank]
                     may_send = partial(self._has_died, error.rank, before)
-        return may_send, full
+        return may_send or partial(self._may_send, ranks), full
 
     def must_be_in_time(
         self, has_room: bool, pending: Pending, full: list[int], deadline: Deadline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from memlane import (
 )
 from memlane.workers.ticket import END, LANES, NEXT, SCATTER, START, Ticket
 
+_LOOK_SECONDS = 0.001  # between looks for calls that were cancelled: each costs as much as a call
 _MOST_CAUSES = 16  # that are sent of an exception; they may go in a circle
 
 
@@ -85,7 +87,7 @@ class _Inbox:
         end_stream: Callable[[int], None],
     ) -> None:
         self._rank, self._end_stream = rank, end_stream
-        self._cancels, self._cancelled = cancels, set[int]()
+        self._cancels, self._cancelled, self._looked = cancels, set[int](), 0.0
         self._taken = 0
         self._has_lane = False
         self._open = [calls]
@@ -110,6 +112,8 @@ class _Inbox:
         """
         due = self._taken + 1
         while True:
+            if not self._held and len(self._open) == 1:  # no lane, or it was closed
+                self._receive(self._open[0], None)
             for queue, message in self._held.items():
                 if self._number_of(message) == due:
                     return self._pop(queue)
@@ -134,8 +138,11 @@ class _Inbox:
         return self._taken, message
 
     def _is_cancelled(self, number: int) -> bool:
-        with suppress(TimedOut, PeerDied, WriterClosed):
-            self._cancelled = self._cancels.dequeue(0)[self._rank]
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            with suppress(TimedOut, PeerDied, WriterClosed):
+                self._cancelled = self._cancels.dequeue(0)[self._rank]
         return number in self._cancelled
 
     def _receive_any(self, queues: list[MessageQueue[Any]], timeout: float | None) -> bool:
