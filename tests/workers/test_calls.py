@@ -368,6 +368,26 @@ def test_close_kills_who_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
     group.kill()
 
 
+def test_a_death_while_the_group_closes() -> None:
+    """The others still finish what they have."""
+    with gate() as (descriptor, open_it):
+        group = group_of(2)
+        dying, call = group[1].submit(Model.dies), group[0].submit(Model.waits, descriptor)
+
+        def open_late() -> None:
+            until(lambda: group._is_closed and 1 in group._table.deaths, "it closes")
+            open_it()
+
+        opening = threading.Thread(target=open_late)
+        opening.start()
+        group.close(PATIENCE)
+        opening.join()
+        assert call.result() == [b"x"]
+        assert group.exitcodes == [0, -signal.SIGKILL]
+        with pytest.raises(WorkerDied):
+            dying.result()
+
+
 def test_close_in_another_thread() -> None:
     """A call that waits raises Closed."""
     with gate() as (descriptor, _):

@@ -186,9 +186,9 @@ class Answers:
         """
         self._dying = rank
         self._end(rank)
+        with suppress(InvalidArgument):
+            self._gather.release_writer(rank)
         if not self._is_closing:
-            with suppress(InvalidArgument):
-                self._gather.release_writer(rank)
             self._gather.readmit(rank)
         self._note(rank)
         self._dying = None
