@@ -1,15 +1,18 @@
-"""Random calls, kills and replacements against a model that counts how often each worker ran each
-call: never twice, always if it has answered, and in the order in which they were sent."""
+"""Random calls, streams, cancellations, kills, stops and replacements against a model that counts
+how often each worker ran each call: never twice, always if it has answered, never if it has skipped
+it, and in the order in which they were sent."""
 
 import os
 import random
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memlane import CallTimedOut, WorkerDied, WorkerGroup
+from memlane import CallTimedOut, Cancelled, WorkerDied, WorkerGroup
 from tests.support import PATIENCE, until
 
 STEPS = int(os.environ.get("MEMLANE_SOAK_WORKERS", "60"))
@@ -32,13 +35,24 @@ class Noting:
             raise ValueError(number)
         return self.rank, number
 
+    def counts(self, number: int) -> Iterator[tuple[int, int]]:
+        yield self.step(number, "")
+        for _ in range(3):
+            yield self.rank, number
+
+
+def step_of(worker: Noting, item: tuple[int, str]) -> tuple[int, int]:
+    return worker.step(*item)
+
 
 @pytest.mark.soak(seconds=120 + STEPS)
 @pytest.mark.parametrize("on_death", ["replace", "restart"])
 def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
     dice = random.Random(STEPS if on_death == "replace" else -STEPS)
     answered: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
+    skipped: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
     unsent: set[int] = set()
+    stopped: list[int] = []
     pending: list[Any] = []
     with WorkerGroup(
         Noting,
@@ -56,7 +70,9 @@ def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
                 pending.append((call, number))
                 return
             for rank, outcome in zip(call.ranks, outcomes, strict=True):
-                if not isinstance(outcome, WorkerDied):
+                if isinstance(outcome, Cancelled):
+                    skipped[rank].add(number)
+                elif not isinstance(outcome, WorkerDied):
                     expected = outcome.args if isinstance(outcome, ValueError) else outcome[1:]
                     assert expected == (number,)
                     answered[rank].add(number)
@@ -64,16 +80,34 @@ def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
         for number in range(STEPS):
             workers = dice.choice([group, group, group[dice.randrange(WORLD)], group[1:]])
             fault = dice.choices(["", "raises", "dies"], [90, 5, 5])[0]
+            if dice.random() < 0.1:
+                with suppress(WorkerDied):
+                    for at, items in enumerate(workers.stream(Noting.counts, number)):
+                        assert items == [(rank, number) for rank in workers.ranks]
+                        if at == dice.randrange(6):
+                            break
+                continue
             try:
-                call = workers.submit(Noting.step, number, fault)
+                if dice.random() < 0.2:
+                    call = workers.scatter(step_of, [(number, fault)] * len(workers))
+                else:
+                    call = workers.submit(Noting.step, number, fault)
             except WorkerDied:
                 unsent.add(number)
                 continue
             pending.append((call, number))
+            if dice.random() < 0.04:
+                stopped.append(group.pids[dice.randrange(WORLD)])
+                os.kill(stopped[0], signal.SIGSTOP)
+            if dice.random() < 0.1:
+                call.cancel(kill=dice.random() < 0.1)
             if dice.random() < 0.06:
                 os.kill(group.pids[dice.randrange(WORLD)], signal.SIGKILL)
             if dice.random() < 0.02:
                 group.replace(dice.randrange(WORLD))
+            while stopped:
+                with suppress(ProcessLookupError):  # it was killed
+                    os.kill(stopped.pop(), signal.SIGCONT)
             if dice.random() < 0.6:
                 due, pending = pending, []
                 for each in due:
@@ -88,5 +122,6 @@ def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
     for rank in range(WORLD):
         assert len(ran[rank]) == len({*ran[rank]}), "a call was run twice"
         assert answered[rank] <= {*ran[rank]}
+        assert not skipped[rank] & {*ran[rank]}
         assert not unsent & {*ran[rank]}
     until(lambda: not [pid for pid in group.pids if Path(f"/proc/{pid}").exists()], "all ended")
