@@ -61,6 +61,25 @@ def test_a_running_call_is_killed() -> None:
             assert group[0].call(Model.step, number) == [(0, number)]
 
 
+def test_cancelling_beside_a_dead_worker() -> None:
+    """It reaches the others, and the process in the dead one's place runs its first calls."""
+    with gate() as (descriptor, open_it), group_of(2) as group:
+        busy = group[0].submit(Model.waits, descriptor)
+        call = group[0].submit(Model.step, 1)
+        os.kill(group.pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            group.check(PATIENCE)
+        for _ in range(3):
+            call.cancel()
+        time.sleep(0.002)  # as above
+        open_it()
+        assert busy.result() == [b"x"]
+        with pytest.raises(Cancelled):
+            call.result()
+        group.replace(1)
+        assert [group.call(Model.step, n)[1] for n in range(4)] == [(1, n) for n in range(4)]
+
+
 def test_callbacks() -> None:
     """They are called once, though nobody waits; at once if the call is done. One that raises stops
     no other, and one may call."""

@@ -186,10 +186,11 @@ class Answers:
         """
         self._dying = rank
         self._end(rank)
-        with suppress(InvalidArgument):
-            self._gather.release_writer(rank)
-        if not self._is_closing:
-            self._gather.readmit(rank)
+        with suppress(Closed):  # by another thread, meanwhile
+            with suppress(InvalidArgument):
+                self._gather.release_writer(rank)
+            if not self._is_closing:
+                self._gather.readmit(rank)
         self._note(rank)
         self._dying = None
 

@@ -36,14 +36,15 @@ class Callbacks:
         self._call_done()
 
     def _run(self) -> None:
-        is_open = True
-        while is_open:
-            is_open = self._answers.wait(self._is_any_done, NEVER)
+        try:
+            while self._answers.wait(self._is_any_done, NEVER):
+                self._call_done()
+                with self._lock:
+                    if not self._due:
+                        self._thread = None
+                        return
+        finally:  # however the wait has ended
             self._call_done()
-            with self._lock:
-                if not (self._due and is_open):
-                    self._thread = None
-                    return
 
     def _is_any_done(self) -> bool:
         return not self._due or any(call.is_settled for call, _ in self._due)

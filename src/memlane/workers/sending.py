@@ -88,8 +88,9 @@ class Sender:
 
     def wait_until_ready(self, deadline: Deadline, pids: Iterable[int]) -> None:
         """Returns when all workers have attached. Raises as the queue's."""
-        for queue in (self.calls, self._cancels):
-            queue.wait_until_ready(deadline.timeout_left(), processes=pids)
+        self.calls.wait_until_ready(deadline.timeout_left(), processes=pids)
+        with self._cancelling:  # which workers attach at the same moment
+            self._cancels.wait_until_ready(deadline.timeout_left(), processes=pids)
 
     def statistics(self) -> QueueStatistics:
         """Returns those of the queue to all workers."""
@@ -97,12 +98,17 @@ class Sender:
 
     def readmit(self, rank: int) -> tuple[Handle, Handle, Handle | None]:
         """Returns the handles of the queues for a process in the place of one that has ended."""
-        for queue in (self.calls, self._cancels):
-            with suppress(InvalidArgument):  # it was released already
-                queue.release_reader(rank)
-        self._cancelled[rank].clear()  # its numbers begin anew
+        with self._cancelling:
+            self._cancelled[rank].clear()  # its numbers begin anew
+            self._release(self._cancels, rank)
+            cancels = self._cancels.readmit(rank)
+        self._release(self.calls, rank)
         lane = self._nameless(rank) if self._has_opened_lanes else None
-        return self.calls.readmit(rank), self._cancels.readmit(rank), lane
+        return self.calls.readmit(rank), cancels, lane
+
+    def _release(self, queue: MessageQueue[Any], rank: int | None) -> None:
+        with suppress(InvalidArgument):  # it was released already
+            queue.release_reader(rank or 0)
 
     def cancel(self, pending: Pending) -> None:
         """Tells the workers to skip the call."""
@@ -110,7 +116,11 @@ class Sender:
             for rank, number in self._table.numbers(pending).items():
                 past = self._table.answered(rank)
                 self._cancelled[rank] = {n for n in self._cancelled[rank] if n > past} | {number}
-            self._cancels.enqueue(self._cancelled)
+            while True:
+                try:
+                    return self._cancels.enqueue(self._cancelled)
+                except ReaderDied as error:  # the others get it
+                    self._release(self._cancels, error.rank)
 
     def begin_to_close(self) -> None:
         """No call is sent any more."""
@@ -278,12 +288,10 @@ class Sender:
         """Removes the name of a lane's segment: its worker attaches by this process's descriptor,
         and nothing is left behind, however long that takes."""
         lane = self._lanes[rank]
-        with suppress(InvalidArgument):  # it is open already
-            lane.release_reader(rank)
+        self._release(lane, rank)  # it may be open already
         lane.wait_until_ready(0)
         return lane.readmit(rank)
 
     def _release_dead(self) -> None:
         for rank in self._table.deaths:
-            with suppress(InvalidArgument):  # it was released before
-                self.calls.release_reader(rank)
+            self._release(self.calls, rank)

@@ -25,6 +25,8 @@ class Stream(Generic[R]):
     `CallTimedOut` the same step may be asked for again.
     """
 
+    _is_over = True  # until it is made
+
     def __init__(
         self,
         group: WorkerGroup[Any],
