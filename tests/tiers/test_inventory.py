@@ -91,6 +91,21 @@ def test_a_block_that_is_stored_right_after_a_clear_from_outside(tmp_path: Path)
         inventory.close(PATIENCE)
 
 
+def test_a_block_that_goes_and_is_stored_again_in_one_call(tmp_path: Path) -> None:
+    """A tier with a `ttl` drops a block that is too old in the call that stores it again."""
+    rows = np.zeros((1, ROW), np.uint8)
+    with DiskTier(tmp_path, rows, 24 * ROW, timeout=PATIENCE) as disk:
+        inventory, view = DiskInventory(disk, str(tmp_path / "0.keys")), set[bytes]()
+        for _ in range(2):
+            inventory.submitted(KEYS[:1])
+            disk.forget(KEYS[:1])
+            ok = wait_for(disk, disk.store(KEYS[:1], [0])).ok.tolist()
+            inventory.reported(KEYS[:1], ok, False)
+            follow(inventory, view)
+        assert view == {KEYS[0]}
+        inventory.close(PATIENCE)
+
+
 def test_a_router_knows_what_several_disks_hold(tmp_path: Path) -> None:
     """Also after a restart, and when one of them is emptied from outside."""
     rows = np.zeros((len(KEYS), ROW), np.uint8)

@@ -178,8 +178,10 @@ class DiskInventory(Inventory):
             elif is_stored and digest in self._keys:
                 stored.append(self._keys[digest])
                 self._stored(self._keys[digest])
-            elif key := self._keys.pop(digest, None):
+            elif key := self._keys.get(digest):
                 self._removed(key)
+                if digest not in self._submitted:  # else it may be stored again right away
+                    del self._keys[digest]
         self._log.append(stored)
         self._logged += len(stored)
         if self._logged > 4 * self._slots:
