@@ -66,13 +66,12 @@ public:
           cells_(cells),
           total_(region_->geometry().total_bytes),
           is_builder_(is_builder),
-          pages_(pages == Pages::huge_if_they_pay && total_ < kLeastHuge ? Pages::small : pages) {
+          pages_(kind_of(pages, total_)) {
         if (!is_builder_) {
             reserved_ = total_;
         } else if (pages_ != Pages::small) {
-            // Huge pages are made within the file's length. But its full length must be seen last, so it is left one
-            // byte short, unless that byte has a page of its own.
-            const std::uint64_t grown = (total_ - 1) % os::Mapping::page_bytes() == 0 ? total_ : total_ - 1;
+            // Huge pages are made within the file's length. But its full length must be seen last.
+            const std::uint64_t grown = std::min(total_ / os::kHugePage * os::kHugePage, total_ - 1);
             if (os::facts_of(region_->file()).bytes < grown) os::resize(region_->file(), grown);
         }
         const std::lock_guard guard(mutex_);  // no helper begins before all are counted
@@ -106,6 +105,11 @@ public:
         return Progress::reserved;
     }
 
+    // Those that were made here.
+    std::uint64_t huge_pages() const {
+        const std::lock_guard guard(mutex_);
+        return huge_pages_;
+    }
     std::uint64_t done() const {
         const std::lock_guard guard(mutex_);
         return done_;
@@ -132,6 +136,11 @@ public:
     }
 
 private:
+    static Pages kind_of(Pages wanted, std::uint64_t total_bytes) noexcept {
+        if (os::Mapping::page_bytes() != os::kHugePage / 512) return Pages::small;  // huge ones are larger there
+        return wanted == Pages::huge_if_they_pay && total_bytes < kLeastHuge ? Pages::small : wanted;
+    }
+
     void work() noexcept {
         std::unique_lock lock(mutex_);
         try {
@@ -170,11 +179,9 @@ private:
             is_reserving_ = true;
             const std::uint64_t from = reserved_, bytes = std::min(kPiece, total_ - from);
             lock.unlock();
-            if (pages_ == Pages::small)
-                reserve(from, bytes);
-            else
-                make_huge(from, bytes);
+            const std::uint64_t huge_pages = reserve_piece(from, bytes);
             lock.lock();
+            huge_pages_ += huge_pages;
             is_reserving_ = false;
             reserved_ = from + bytes;
             changed_.notify_all();
@@ -214,22 +221,24 @@ private:
         throw core::ShmExhausted(error, total_, from + os::free_bytes(region_->file()));
     }
 
-    // Reserves in huge pages as far as there are any, and they pay.
-    void make_huge(std::uint64_t from, std::uint64_t bytes) {
+    // In huge pages as far as those are wanted, there are any, and they pay. Returns their number.
+    std::uint64_t reserve_piece(std::uint64_t from, std::uint64_t bytes) {
         const std::uint64_t end = from + bytes;
-        if (pages_ == Pages::huge_if_they_pay) {
-            if (!account_) account_.emplace(small_page_cost(), total_);
-            // As many for others as this piece takes: then nothing of theirs is moved.
-            if (os::free_huge_pages() < 2 * kPiece / os::kHugePage) return reserve(from, bytes);
-        }
-        for (; from + os::kHugePage <= end && (!account_ || account_->pays()); from += os::kHugePage) {
+        std::uint64_t made = 0;
+        if (pages_ == Pages::huge_if_they_pay && !account_) account_.emplace(small_page_cost(), total_);
+        // As many for others as this piece takes: then nothing of theirs is moved.
+        const bool has_room = pages_ == Pages::huge || (account_ && os::free_huge_pages() >= 2 * kPiece / os::kHugePage);
+        for (; has_room && from + os::kHugePage <= end && (!account_ || account_->pays()); from += os::kHugePage) {
             const os::Nanoseconds began = os::thread_time();
-            reserve(from, os::Mapping::page_bytes());
+            // Not always the first page: the one that is there decides the node, which may depend on its number.
+            reserve(from + from / os::kHugePage % 512 * os::Mapping::page_bytes(), os::Mapping::page_bytes());
             const bool is_made = mapping_->make_huge(from);
             if (account_) account_->note(os::thread_time() - began, is_made);
+            made += is_made;
             if (!is_made) reserve(from, os::kHugePage);
         }
         if (from < end) reserve(from, end - from);
+        return made;
     }
 
     // Measured where the region begins; these pages become huge ones after that.
@@ -268,6 +277,7 @@ private:
     bool is_reserving_ = false;
     std::uint64_t next_ = 0;  // the next cell
     std::uint64_t done_ = 0;
+    std::uint64_t huge_pages_ = 0;
     bool touched_ = false;
     bool told_reserved_ = false;
     bool stopping_ = false;

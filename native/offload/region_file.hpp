@@ -51,6 +51,8 @@ public:
     const os::FileDescriptor& file() const noexcept { return file_; }
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
     bool is_open() const noexcept { return file_.is_open(); }
+    // Of the whole region, once its space is complete.
+    std::uint64_t huge_pages() const noexcept { return huge_pages_; }
     bool is_own() const noexcept { return generation_ == os::fork_generation().load(std::memory_order_relaxed); }
 
     // Tries once to create or to join the region.
@@ -104,11 +106,12 @@ public:
         return lock ? lock->count : 0;
     }
 
-    // Called by the builder once every byte has its space.
-    void publish() {
+    // Called by the builder once every byte has its space, in so many huge pages.
+    void publish(std::uint64_t huge_pages) {
         SYNC_STEP(complete);
         os::resize(file_, geometry_.total_bytes);
-        lock_.take(os::LockKind::shared, ready_lock());
+        huge_pages_ = huge_pages;
+        lock_.take(os::LockKind::shared, ready_lock(huge_pages));
         stop_building();
         os::notify_watchers(file_);
     }
@@ -264,8 +267,10 @@ private:
     }
 
     bool learns_complete() {
-        if (!lock_.held_by_other(ready_lock())) return false;
-        return lock_.take(os::LockKind::shared, ready_lock());
+        const auto lock = lock_.held_by_other(ready_lock(0));
+        if (!lock) return false;
+        huge_pages_ = static_cast<std::uint64_t>(lock->count - 1);
+        return lock_.take(os::LockKind::shared, ready_lock(huge_pages_));
     }
 
     void depart(Departure& departure, os::Nanoseconds patience) {
@@ -303,6 +308,7 @@ private:
     core::LivenessLock lock_;     // all other locks
     std::shared_ptr<os::Mapping> mapping_;
     std::int64_t member_ = 0;
+    std::uint64_t huge_pages_ = 0;
     bool has_place_ = false;
     bool is_builder_ = false;
 };

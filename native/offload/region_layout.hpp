@@ -10,13 +10,14 @@
 //
 //   kName                      exclusive   held briefly by a process that joins, leaves, or removes the name
 //   kBuilder, pid bytes        exclusive   held by the process that reserves the space
-//   kReady                     shared      held by every process that knows that all the space is there
+//   kReady, 1 + huge pages     shared      held by every process that knows that all the space is there
 //   member i, pid bytes        exclusive   held while that holder uses the region; i is the first free number
 //   kMapped + i                exclusive   held by member i once it has mapped the region
 //   kOurs                      shared      held by the mapped description, which survives in views and forked children
 //   number f, as many bytes    shared      the four numbers of the geometry: held by every holder
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -58,7 +59,10 @@ inline std::string to_text(const RegionGeometry& g) {
 }
 
 constexpr os::LockRange name_lock() noexcept { return {kName, 1}; }
-constexpr os::LockRange ready_lock() noexcept { return {kReady, 1}; }
+// `huge_pages`: how many the space was made of; 8 PiB at most.
+constexpr os::LockRange ready_lock(std::uint64_t huge_pages) noexcept {
+    return {kReady, std::min(1 + static_cast<std::int64_t>(huge_pages), kBuilder - kReady)};
+}
 constexpr os::LockRange ours_lock() noexcept { return {kOurs, 1}; }
 constexpr os::LockRange builder_lock(std::int64_t pid) noexcept { return {kBuilder, pid}; }
 constexpr os::LockRange member_lock(std::int64_t member, std::int64_t pid) noexcept {

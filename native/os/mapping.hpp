@@ -73,11 +73,7 @@ public:
         const auto from = static_cast<off_t>(offset - before_);
         void* const at = aligned == Aligned::to_pages ? nullptr : aligned_room(before_ + bytes, static_cast<std::uint64_t>(from));
         void* first = ::mmap(at, before_ + bytes, protection, MAP_SHARED | (at != nullptr ? MAP_FIXED : 0), file.get(), from);
-        if (first == MAP_FAILED) {
-            const int error = errno;
-            if (at != nullptr) ::munmap(at, before_ + bytes);
-            throw_errno("cannot map " + std::to_string(bytes) + " bytes", error);
-        }
+        if (first == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
         base_ = static_cast<std::byte*>(first) + before_;
         keep_from_core_dumps(first, before_ + bytes);
     }

@@ -78,7 +78,7 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
     Population population(file, cells, builds, pages, 3);
     finish(population);
     CHECK(population.done() == population.bytes());
-    if (builds) file->publish();
+    if (builds) file->publish(population.huge_pages());
     while (file->mark_mapped(participants, kSlice) == Naming::waiting) {
     }
     return entry == Entry::created;
@@ -99,6 +99,7 @@ void holders_at_once(std::uint64_t participants, Pages pages) {
     for (const auto& file : files) {
         CHECK(file->mapping()->base()[kShape.total_bytes - 1] == std::byte{7});
         CHECK(os::facts_of(file->file()).allocated >= kShape.total_bytes);
+        CHECK(file->huge_pages() == files[0]->huge_pages());
     }
     threads.clear();
     for (const auto& file : files)

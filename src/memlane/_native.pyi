@@ -839,8 +839,8 @@ class RegionFile:
     def await_space(self, seconds: float) -> str:
         """'complete', 'build' (up to the caller) or 'waiting'."""
 
-    def publish(self) -> None:
-        """Announces that all space is reserved."""
+    def publish(self, huge_pages: int) -> None:
+        """Announces that all space is reserved, in so many huge pages."""
 
     def map(self, in_huge_pages: bool) -> None: ...
     def mark_mapped(self, participants: int, seconds: float) -> str:
@@ -867,6 +867,10 @@ class RegionFile:
     @property
     def free(self) -> int:
         """Free bytes of its file system."""
+
+    @property
+    def huge_pages(self) -> int:
+        """Of the whole region, once its space is complete."""
 
     @property
     def builder(self) -> int:
@@ -897,6 +901,10 @@ class Population:
     def done(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+    @property
+    def huge_pages(self) -> int:
+        """Those that were made here."""
+
     @property
     def was_touched(self) -> bool: ...
 

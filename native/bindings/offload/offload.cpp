@@ -53,10 +53,10 @@ const char* step(Self& self, Result (Self::*method)(Args...), const char* const*
     return names[static_cast<int>((self.*method)(args...))];
 }
 
-void publish(RegionFile& self) {
+void publish(RegionFile& self, std::uint64_t huge_pages) {
     require_own(self.is_own());
     const WithoutGil no_gil;
-    self.publish();
+    self.publish(huge_pages);
 }
 
 void map(RegionFile& self, bool in_huge_pages) {
@@ -121,7 +121,7 @@ void bind_offload(nb::module_& m) {
              "seconds"_a, "One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.")
         .def("await_space", [](RegionFile& self, double seconds) { return step(self, &RegionFile::await_space, kSpaces, slice_of(seconds)); },
              "seconds"_a, "'complete', 'build' (up to the caller) or 'waiting'.")
-        .def("publish", &publish, "Announces that all space is reserved.")
+        .def("publish", &publish, "huge_pages"_a, "Announces that all space is reserved, in so many huge pages.")
         .def("map", &map, "in_huge_pages"_a)
         .def("mark_mapped",
              [](RegionFile& self, std::uint64_t participants, double seconds) {
@@ -144,6 +144,7 @@ void bind_offload(nb::module_& m) {
                      "Bytes whose space is allocated.")
         .def_prop_ro("free", [](const RegionFile& self) { return os::free_bytes(self.file()); },
                      "Free bytes of its file system.")
+        .def_prop_ro("huge_pages", &RegionFile::huge_pages, "Of the whole region, once its space is complete.")
         .def_prop_ro("builder", &RegionFile::builder, "The pid of the process that reserves the space, or 0.")
         .def_prop_ro("is_own", &RegionFile::is_own);
 
@@ -155,6 +156,7 @@ void bind_offload(nb::module_& m) {
         .def("stop", [](Population& self) { const WithoutGil no_gil; self.stop(); })
         .def_prop_ro("done", &Population::done)
         .def_prop_ro("bytes", &Population::bytes)
+        .def_prop_ro("huge_pages", &Population::huge_pages, "Those that were made here.")
         .def_prop_ro("was_touched", &Population::was_touched);
 
     m.def("await_bytes", [](int fd, std::uint64_t bytes, double seconds) {

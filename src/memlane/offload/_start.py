@@ -16,7 +16,7 @@ from memlane._base.deadline import NEVER, Deadline
 from memlane._base.naming import shown
 from memlane._base.segments import check_space
 from memlane._native import Population, RegionFile
-from memlane.errors import SegmentRefused, TimedOut
+from memlane.errors import SegmentRefused, TimedOut, Unsupported
 from memlane.offload import _pages
 
 Progress = Callable[[int, int], object]
@@ -109,10 +109,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         plan.threads,
         ", page by page (no MADV_POPULATE_WRITE)" if population.was_touched else "",
     )
-    rung: _pages.Rung = "4k"
-    if plan.pages != "4k":
-        rung = _pages.rung_of(file.address, population.bytes)
-    return Started(is_creator, rung)
+    return Started(is_creator, _pages.rung_of(file.huge_pages, plan.total_bytes))
 
 
 def _enter(file: RegionFile, plan: Plan) -> str:
@@ -194,7 +191,14 @@ def _populate(file: RegionFile, population: Population, plan: Plan, is_builder: 
     while state != "done":
         state = population.wait(_SLICE)
         if is_builder and state != "working":
-            file.publish()
+            if plan.pages == "huge" and not population.huge_pages:
+                raise Unsupported(
+                    f"the kernel makes no huge pages for {plan.shown}: it needs Linux 6.1 and free "
+                    f"memory in whole huge pages, and 'deny' in "
+                    f"/sys/kernel/mm/transparent_hugepage/shmem_enabled forbids them; or pass "
+                    f"pages='auto'"
+                )
+            file.publish(population.huge_pages)
             _mark_mapped(file, plan)
             is_builder = False
         if plan.progress is not None and (done := population.done) != told:

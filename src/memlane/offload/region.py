@@ -65,7 +65,7 @@ class SharedOffloadRegion(Owned):
         page_size: the system's, in bytes.
         total_size_bytes, num_blocks, rank, num_workers, cpu_page_size: as above.
         mmap_path: path of the file.
-        pages: what was obtained: "4k", "huge" or "mixed".
+        pages: what the region is made of: "4k", "huge" or "mixed".
         fd, mmap_obj: descriptor, and mapping with the interface of `mmap.mmap`; None after
             `cleanup()`.
 
@@ -146,16 +146,11 @@ class SharedOffloadRegion(Owned):
             timeout=timeout,
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
-        if pages == "huge" and self.pages == "4k":
-            self.cleanup()
-            raise Unsupported(
-                f"the kernel makes no huge pages for {plan.shown}: it needs Linux 6.1 and free "
-                f"memory in whole huge pages, and 'deny' in "
-                f"/sys/kernel/mm/transparent_hugepage/shmem_enabled forbids them; or pass "
-                f"pages='auto'"
-            )
         if pages == "huge" and self.pages != "huge":
-            _log.warning("%s is only partly in huge pages: memory is fragmented", plan.shown)
+            what = (
+                "%s is only partly in huge pages: memory is fragmented, or its creator wanted none"
+            )
+            _log.warning(what, plan.shown)
 
     def _hold(self, holding: Holding) -> None:
         self._holding = holding
