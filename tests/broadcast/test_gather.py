@@ -135,7 +135,7 @@ def test_a_writer_waits_for_room() -> None:
 
 def test_a_dead_writer(method: str) -> None:
     """After its messages, every call raises until it is released; then the others go on."""
-    with Gather(3, 4096, 4) as reader:
+    with Gather(3, 4096, 4, name="all") as reader:
         writers = [start_writer(reader, rank, method) for rank in range(3)]
         reader.wait_until_ready(PATIENCE)
         writers[1].call("enqueue", "last words")
@@ -148,7 +148,9 @@ def test_a_dead_writer(method: str) -> None:
         assert reader.dequeue(PATIENCE) == "really"
         waiting = Aside(reader.dequeue)
         killed = time.monotonic()
-        with refuses(WriterDied, match=r"writer 1 \(pid \d+\) died after 2 messages") as caught:
+        with refuses(
+            WriterDied, match=r"writer 1 \(pid \d+\) died after 2 messages of gather all,"
+        ) as caught:
             waiting.result()
         assert_in_time(BOUND, killed)
         assert (caught.value.rank, caught.value.pid) == (1, writers[1].pid)

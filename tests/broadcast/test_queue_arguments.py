@@ -27,13 +27,20 @@ def test_counts_that_do_not_fit(n_reader: int, n_local: int) -> None:
         MessageQueue(n_reader, n_local)
 
 
-@pytest.mark.parametrize("bad", [1.0, 1.5, math.nan, "1", None, [1]])
+@pytest.mark.parametrize("bad", [1.0, 1.5, math.nan, "1", [1]])
 def test_counts_that_are_no_integers(bad: Any) -> None:
     """Only integers count readers."""
     with refuses(TypeError, ValueError):
         MessageQueue(bad, 1)
     with refuses(TypeError, ValueError):
         MessageQueue(1, bad)
+
+
+def test_all_readers_are_on_this_host_unless_told_otherwise() -> None:
+    with MessageQueue(3) as queue:
+        assert (queue.n_local_reader, queue.n_remote_reader) == (3, 0)
+    with refuses(TypeError, ValueError):
+        MessageQueue(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("argument", ["max_chunk_bytes", "max_chunks"])

@@ -132,6 +132,14 @@ def test_a_death_names_the_queue() -> None:
             reader.dequeue()
 
 
+def test_errors_of_a_gather_name_it() -> None:
+    with Gather(1, name="replies") as gather:
+        with pytest.raises(TimedOut, match=r"^gather replies: timed out after 0 s waiting for wri"):
+            gather.wait_until_ready(0)
+        with pytest.raises(TimedOut, match=r"^gather replies: timed out after 0 s; none of 1 "):
+            gather.dequeue(0)
+
+
 def test_stuck_and_the_metric_say_it() -> None:
     writer = MessageQueue(1, 1, None, 64, 2, name="steps")
     with writer:

@@ -277,8 +277,14 @@ class _Reader:
     def death(self, rank: int) -> WriterDied:
         who = participant(self.rings[rank].native, 0)
         sent, since = who.slot.position, who.last_progress
-        detail = f" after {sent} messages, {since}; call release_writer({rank}) to "
+        gather = f" of gather {self._kind[2]}" if self._kind[2] else ""
+        detail = f" after {sent} messages{gather}, {since}; call release_writer({rank}) to "
         return WriterDied(who.slot.pid, detail + "continue without it", rank)
+
+    @property
+    def _name(self) -> str:
+        """Returns the beginning of an error about a gather that has a name."""
+        return f"gather {self._kind[2]}: " if self._kind[2] else ""
 
     def _leave(self, rank: int) -> None:
         """Goes on without it. May be repeated if it was interrupted."""
@@ -386,7 +392,7 @@ class _Reader:
                     ]
                     names = names_of(absent)
                     text = f"timed out after {timeout} s waiting for {names}"
-                    raise TimedOut(text, timeout) from None
+                    raise TimedOut(self._name + text, timeout) from None
                 except WriterDied as error:
                     rank = ring.rank if error.rank is None else error.rank
                     raise self.death(rank) from None
@@ -416,9 +422,8 @@ class _Reader:
         return None  # an idle gather is not worth a line
 
     def timed_out(self, timeout: float | None) -> TimedOut:
-        return TimedOut(
-            f"timed out after {timeout} s; none of {self.open} writers has sent a message", timeout
-        )
+        text = f"timed out after {timeout} s; none of {self.open} writers has sent a message"
+        return TimedOut(self._name + text, timeout)
 
     def close(self) -> None:
         self._is_closed = True

@@ -103,7 +103,7 @@ class MessageQueue(AnyQueue[M]):
 
     Args:
         n_reader: number of readers. With 0, `enqueue` returns at once and discards the object.
-        n_local_reader: number of readers on this host.
+        n_local_reader: number of readers on this host; all if None.
         local_reader_ranks: their ranks; `range(n_local_reader)` if None.
         max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
@@ -156,7 +156,7 @@ class MessageQueue(AnyQueue[M]):
     def __init__(
         self,
         n_reader: int,
-        n_local_reader: int,
+        n_local_reader: int | None = None,
         local_reader_ranks: Sequence[int] | None = None,
         max_chunk_bytes: int = 10 * 1024 * 1024,
         max_chunks: int = 10,
@@ -176,7 +176,9 @@ class MessageQueue(AnyQueue[M]):
         name: str | None = None,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
-        local = integer_from("n_local_reader", n_local_reader, 0)
+        local = (
+            readers if n_local_reader is None else integer_from("n_local_reader", n_local_reader, 0)
+        )
         if local > readers:
             raise InvalidArgument(f"n_local_reader must be at most n_reader {readers}, not {local}")
         mode = checked_mode(mode, readers - local)
