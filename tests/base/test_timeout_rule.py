@@ -26,6 +26,7 @@ from memlane import (
     MessageQueue,
     TimedOut,
     WorkerGroup,
+    as_completed,
     first_ready,
 )
 from memlane._base.deadline import seconds_of
@@ -394,6 +395,12 @@ def _() -> Iterator[Scene]:
 def _() -> Iterator[Scene]:
     with waiting_call() as (call, open_it):
         yield call.outcomes, open_it
+
+
+@scene("as_completed")
+def _() -> Iterator[Scene]:
+    with waiting_call() as (call, open_it):
+        yield lambda timeout: next(as_completed([call], timeout)), open_it
 
 
 @scene("testing.kill")

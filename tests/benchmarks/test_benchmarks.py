@@ -36,6 +36,7 @@ ALL = [
     "figures",
     "figures.demo",
     "figures.stuck",
+    "workers",
 ]
 # In the environment of another engine.
 STARTED_BY_OTHERS = {"engines.client", "engines.seer", "engines.sglang_ranks"}
