@@ -309,7 +309,7 @@ def region_in_folder(instance: str) -> Holding:
     """As the workers of a vLLM with MEMLANE_VLLM=region have it."""
     folder, size = str(region_path(instance)), 8 * 4096
     part = _start.Part(0, size, 0, 1)
-    plan = _start.Plan(folder, f"{folder}/{_folder.FILE}", size, part, part, 1, False)
+    plan = _start.Plan(folder, f"{folder}/{_folder.FILE}", size, part, part, 1, "4k")
     return _folder.within(folder, lambda: Holding(_folder.FILE, 4, 8192, 4096, plan))
 
 
