@@ -112,6 +112,15 @@ class Model:
         print("an error", file=sys.stderr)
         print("no end", end="", flush=True)
 
+    def raises_at(self, number: signal.Signals, descriptor: int) -> None:
+        """From now on, wherever a signal of that number interrupts the worker."""
+
+        def handler(*_: object) -> None:
+            os.write(descriptor, b"x")
+            raise LookupError("a handler's own")
+
+        signal.signal(number, handler)
+
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -144,6 +153,26 @@ def only_in(pid: int) -> OnlyIn:
     if os.getpid() != pid:
         raise ImportError("it cannot be decoded here")
     return OnlyIn(pid)
+
+
+class Huge:
+    """A worker lacks the memory for it that many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return huge, (self.times, os.getpid())
+
+
+_tries: list[int] = []
+
+
+def huge(times: int, sender: int) -> str:
+    _tries.append(os.getpid())
+    if os.getpid() != sender and _tries.count(os.getpid()) <= times:
+        raise MemoryError("too huge")
+    return "huge"
 
 
 def triples(model: Model, number: int) -> int:

@@ -15,15 +15,19 @@ import pytest
 
 from memlane import (
     CallTimedOut,
+    CorruptMessage,
     InvalidArgument,
+    MessageQueue,
     PeerDied,
     WorkerDied,
     WorkerGroup,
     WrongProcess,
 )
 from memlane.workers.processes import Process
+from memlane.workers.serving import _Inbox
+from memlane.workers.ticket import PLAIN
 from tests.support import PATIENCE, assert_in_time, until, until_asleep
-from tests.workers.roles import Model
+from tests.workers.roles import Huge, Model
 from tests.workers.test_calls import gate, group_of
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +116,44 @@ def test_invalid_arguments(arguments: dict[str, Any]) -> None:
         WorkerGroup(Model, **{"world": 1, "start_method": "fork", **arguments})
 
 
+@pytest.mark.parametrize("has_lanes", [False, True])
+def test_a_handler_raises_in_an_idle_worker(has_lanes: bool) -> None:
+    """It takes no message away: each call gets its own answer."""
+    here, there = os.pipe()
+    with open(here, "rb", 0) as handled, open(there, "wb", 0), group_of(2) as group:
+        if has_lanes:
+            group[1].call(Model.step, 0)
+        group.call(Model.raises_at, signal.SIGUSR1, there)
+        for number in range(1, 4):
+            until_asleep(group.pids[1])
+            os.kill(group.pids[1], signal.SIGUSR1)
+            assert handled.read(1) == b"x"
+            until_asleep(group.pids[1])  # beside it, a message might be taken
+            assert group.within(PATIENCE).call(Model.step, number) == [(0, number), (1, number)]
+
+
+def test_a_worker_without_memory() -> None:
+    """It tries once more; then it ends, and the calls say so."""
+    with group_of(1) as group:
+        assert group.within(PATIENCE).call(Model.step, Huge(1)) == [(0, "huge")]
+        assert group.within(PATIENCE).call(Model.step, 1) == [(0, 1)]
+        with pytest.raises(WorkerDied):
+            group.within(PATIENCE).call(Model.step, Huge(1 << 20))
+
+
+@pytest.mark.parametrize("number", [2, 0])
+def test_a_missing_call_ends_its_worker(number: int) -> None:
+    """By an error; it would give answers to the wrong calls."""
+    with (
+        MessageQueue(1, 1, max_chunks=4) as calls,
+        MessageQueue.create_from_handle(calls.export_handle(0), 0) as there,
+    ):
+        calls.enqueue([number, PLAIN, "step", (), {}])
+        inbox = _Inbox(0, there, there, lambda key: None)
+        with pytest.raises(CorruptMessage, match="is missing"):
+            inbox.take()
+
+
 def test_what_a_worker_starts_ends_with_it() -> None:
     """However the worker ends; and SIGINT is not ignored there."""
     with group_of(2) as group:
@@ -146,7 +188,7 @@ def test_a_forked_child_leaves_the_block() -> None:
 DRIVER = """
 import os, signal, sys, time
 from memlane import WorkerGroup
-from tests.workers.roles import Model
+from tests.workers.roles import Huge, Model
 
 if __name__ == "__main__":
     with WorkerGroup(Model, 2, start_method="fork") as group:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import pickle
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -15,8 +18,11 @@ from typing import Any
 
 from memlane import (
     Cancelled,
+    CorruptMessage,
     Gather,
+    MemlaneError,
     MessageQueue,
+    OutOfMemory,
     PeerDied,
     SegmentMissing,
     TimedOut,
@@ -25,6 +31,8 @@ from memlane import (
     first_ready,
 )
 from memlane.workers.ticket import END, LANES, NEXT, SCATTER, START, Ticket
+
+_log = logging.getLogger("memlane.workers")
 
 _LOOK_SECONDS = 0.001  # between looks for calls that were cancelled: each costs as much as a call
 _MOST_CAUSES = 16  # that are sent of an exception; they may go in a circle
@@ -92,6 +100,7 @@ class _Inbox:
         self._has_lane = False
         self._open = [calls]
         self._held: dict[MessageQueue[Any], Any] = {}
+        self._came: defaultdict[MessageQueue[Any], int] = defaultdict(int)  # messages
 
     def open(self, lane: Any) -> None:
         """Attaches the queue to this worker alone, once."""
@@ -108,7 +117,8 @@ class _Inbox:
     def take(self) -> tuple[int, Any]:
         """Returns the next call with its number, or the exception that decoding it has raised.
 
-        Keeps nothing of it. Raises _GroupClosed or _GroupDied, once everything was taken.
+        Keeps nothing of it. Raises _GroupClosed or _GroupDied, once everything was taken;
+        CorruptMessage if the call that is due has been lost, after which no answer would be right.
         """
         due = self._taken + 1
         while True:
@@ -122,6 +132,11 @@ class _Inbox:
             if undecoded and not self._receive_any(free, 0):
                 return self._pop(undecoded[0])
             if not undecoded:
+                held = [self._number_of(message) or 0 for message in self._held.values()]
+                if held and (not free or min(held) < due):
+                    raise CorruptMessage(
+                        f"worker {self._rank}: call {due} is missing before {held}"
+                    )
                 self._receive_any(free, None)
 
     def _number_of(self, message: Any) -> int | None:
@@ -153,30 +168,50 @@ class _Inbox:
             return False
         try:
             queue = queues[0] if len(queues) == 1 else first_ready(queues, timeout)
+        except TimedOut:
+            return False
+        except Exception as error:
+            return self._goes_on(error)
+        try:
             return self._receive(queue, timeout if len(queues) == 1 else 0)
         except TimedOut:
             return False
 
     def _receive(self, queue: MessageQueue[Any], timeout: float | None) -> bool:
         try:
-            message = queue.dequeue(timeout)
+            try:
+                message = queue.dequeue(timeout)
+            except OutOfMemory:  # it was not taken
+                gc.collect()
+                message = queue.dequeue(timeout)
         except WriterClosed:
             queue.close()
             self._open.remove(queue)
             return True
         except PeerDied as error:
             raise _GroupDied(str(error)) from None
-        except TimedOut:
+        except OutOfMemory:
             raise
-        except Exception as error:  # it was taken, and cannot be decoded here
-            self._held[queue] = error
+        except Exception as error:
+            before, self._came[queue] = self._came[queue], queue.statistics().messages
+            if before == self._came[queue]:
+                return self._goes_on(error)
+            self._held[queue] = error  # it was taken, and cannot be decoded here
             return True
+        self._came[queue] += 1
         if message[1] == LANES:
             self.open(message[2][self._rank])
         elif message[1] == END:  # each step was sent by the same queue, before
             self._end_stream(message[2])
         else:
             self._held[queue] = message
+        return True
+
+    def _goes_on(self, error: Exception) -> bool:
+        """Logs what a signal handler has raised, not the queue, while nothing was taken."""
+        if isinstance(error, MemlaneError):
+            raise error
+        _log.error("a signal handler has raised in idle worker %d", self._rank, exc_info=error)
         return True
 
 
