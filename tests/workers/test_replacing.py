@@ -5,12 +5,13 @@ import signal
 import threading
 import time
 from functools import partial
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memlane import InvalidArgument, WorkerDied, WorkerGroup
+from memlane import CallTimedOut, InvalidArgument, Ticket, WorkerDied, WorkerGroup, serve
 from tests.support import PATIENCE, assert_in_time, until
 from tests.workers.roles import Model
 from tests.workers.test_calls import gate, group_of
@@ -104,6 +105,66 @@ def test_replacing_one_while_another_is_dead(on_death: str) -> None:
             group.replace(1)
         assert group.call(Model.history) == [["state"], ["state"]]
         assert seen == [[0], [1]]
+
+
+@pytest.mark.parametrize("on_death", ["raise", "replace"])
+def test_a_start_that_raises(on_death: str) -> None:
+    """The worker stays dead: it is not waited for, not recovered, and can be replaced again."""
+    faults: list[Exception] = []
+    seen: list[list[int]] = []
+
+    def env(rank: int) -> dict[str, str]:
+        if faults:
+            raise faults[0]
+        return {}
+
+    def recover(group: WorkerGroup[Model], ranks: list[int]) -> None:
+        seen.append(ranks)
+        group[ranks].call(Model.step, "state")
+
+    with group_of(2, env=env, on_death=on_death, recover=recover) as group:
+        group[1].call(Model.step, 0)  # by a lane
+        faults.append(BlockingIOError("no more processes"))
+        with pytest.raises(BlockingIOError):
+            group.replace(1)
+        with pytest.raises(WorkerDied if on_death == "raise" else BlockingIOError):
+            group.call(Model.step, 0)
+        faults.clear()
+        group.replace(0)
+        if on_death == "raise":
+            with pytest.raises(WorkerDied, match="worker 1"):
+                group.call(Model.step, 0)
+            group.replace(1)
+        assert group.call(Model.step, 1) == [(0, 1), (1, 1)]
+        assert seen == [[0], [1]]
+
+
+def test_a_process_that_never_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call says so; nobody is asked to recover it."""
+    seen: list[list[int]] = []
+    targets: list[Any] = [serve, signal.pause, serve]
+
+    def begin(ticket: Ticket) -> ForkProcess:
+        target = targets.pop(0)
+        process = ForkProcess(target=target, args=(ticket, Model) if target is serve else ())
+        process.start()
+        return process
+
+    def recover(group: WorkerGroup[Model], ranks: list[int]) -> None:
+        seen.append(ranks)
+
+    group: WorkerGroup[Model]
+    with WorkerGroup(None, 1, start=begin, timeout=PATIENCE, recover=recover) as group:
+        monkeypatch.setattr(group, "_timeout", 0.05)
+        with pytest.raises(CallTimedOut, match="workers were not ready"):
+            group.replace(0)
+        with pytest.raises(CallTimedOut, match="workers were not ready: worker 0"):
+            group.call(Model.step, 1)
+        assert not seen
+        monkeypatch.setattr(group, "_timeout", PATIENCE)
+        group.replace(0)
+        assert group.call(Model.step, 1) == [(0, 1)]
+        assert seen == [[0]]
 
 
 class Fragile(Model):

@@ -300,20 +300,28 @@ class WorkerGroup(Workers[W], Owned):
 
     def _begin(self, rank: int, calls: Handle, cancels: Handle, lane: Handle | None) -> Pending:
         """Starts the process of a rank, and does not wait for it."""
-        start, answers = self._table.start(rank), self._gather.export_handle(rank)
-        ticket = Ticket(rank, self.world, calls, answers, cancels, lane)
-        with shielded():
-            self._processes.add(Process(rank, self._start(ticket)))
+        death = self._table.deaths.get(rank)
+        try:
+            start, answers = self._table.start(rank), self._gather.export_handle(rank)
+            ticket = Ticket(rank, self.world, calls, answers, cancels, lane)
+            with shielded():
+                self._processes.add(Process(rank, self._start(ticket)))
+        except BaseException:
+            if death is not None:  # it has no other process
+                self._table.die(rank, death)
+                self._sender.release(rank)
+            raise
         return start
 
     def _until_ready(self, starts: list[Pending], deadline: Deadline) -> None:
         """Returns when all workers are ready; their queues have no names then."""
-        pids = self._processes.pids
+        pids, is_attached = self._processes.pids, True
         try:
             self._sender.wait_until_ready(deadline, pids)
             if not self._is_ready:  # else other threads may receive
                 self._gather.wait_until_ready(deadline.timeout_left(), processes=pids)
         except TimedOut:
+            is_attached = False
             self._answers.wait(lambda: False, Deadline(0))
         except PeerDied as error:
             rank = self._processes.rank_of(error.pid)
@@ -329,8 +337,8 @@ class WorkerGroup(Workers[W], Owned):
                 raise failure
             for rank, pid in start.values.items():
                 self._processes.of(rank).pid = pid
-        if not is_over:
-            late = [rank for start in starts for rank in start.missing]
+        if not is_over or not (starts or is_attached):
+            late = [rank for start in starts for rank in start.missing] or self._unrecovered
             raise self._answers.late("workers were not ready", late, deadline.timeout)
 
     def _heal(self, ranks: Iterable[int]) -> None:
@@ -367,11 +375,11 @@ class WorkerGroup(Workers[W], Owned):
                 self.generation += 1
                 starts.append(self._begin(rank, *self._sender.readmit(rank)))
             self._until_ready(starts, Deadline(self._timeout))
-            new = sorted(self._unrecovered)
+            new = sorted(self._unrecovered - self._table.deaths.keys())
             if self._recover is not None and new:
                 self._recover(self, new)
             self._starts.update(dict.fromkeys(new, 0))
-            self._unrecovered.clear()
+            self._unrecovered.difference_update(new)
         finally:
             self._is_healing = False
 

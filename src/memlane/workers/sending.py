@@ -98,13 +98,18 @@ class Sender:
 
     def readmit(self, rank: int) -> tuple[Handle, Handle, Handle | None]:
         """Returns the handles of the queues for a process in the place of one that has ended."""
+        self.release(rank)
         with self._cancelling:
             self._cancelled[rank].clear()  # its numbers begin anew
-            self._release(self._cancels, rank)
             cancels = self._cancels.readmit(rank)
-        self._release(self.calls, rank)
         lane = self._nameless(rank) if self._has_opened_lanes else None
         return self.calls.readmit(rank), cancels, lane
+
+    def release(self, rank: int) -> None:
+        """No queue waits for that worker any more, which has ended, or never was."""
+        with self._cancelling:
+            for queue in (self.calls, self._cancels, *self._lanes[rank : rank + 1]):
+                self._release(queue, rank)
 
     def _release(self, queue: MessageQueue[Any], rank: int | None) -> None:
         with suppress(InvalidArgument):  # it was released already
