@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ class Model:
         error, cause = ValueError("wrong"), KeyError("the cause")
         cause.__cause__ = error
         raise error from cause
+
+    def raises_frozen(self) -> None:
+        raise Frozen from Frozen()
 
     def raises_its_own(self) -> None:
         class Own(Exception):
@@ -126,6 +130,11 @@ class Model:
 
     def setting(self, name: str) -> str | None:
         return os.environ.get(name)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """It refuses attributes, also those of tracebacks and notes."""
 
 
 class Closing(Model):

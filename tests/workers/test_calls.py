@@ -29,7 +29,7 @@ from memlane import (
     inspect,
 )
 from tests.support import PATIENCE, Link, alarms, start, until
-from tests.workers.roles import Closing, Model, OnlyIn, triples
+from tests.workers.roles import Closing, Frozen, Model, OnlyIn, triples
 
 
 def group_of(world: int, **options: Any) -> WorkerGroup[Model]:
@@ -157,6 +157,20 @@ def test_exceptions_of_workers() -> None:
         assert [type(outcome) for outcome in outcomes] == [ValueError, ValueError]
         with pytest.raises(AttributeError):
             group.call("no_such_method")
+        assert group.call(Model.step, 1) == [(0, 1), (1, 1)]
+
+
+def test_exceptions_that_refuse_attributes() -> None:
+    """They arrive with their notes and causes, and stop nothing."""
+    with group_of(2) as group:
+        call = group.submit(Model.raises_frozen)
+        assert [type(outcome) for outcome in call.outcomes()] == [Frozen, Frozen]
+        with pytest.raises(Frozen) as caught:
+            call.result()
+        first, second = caught.value.__notes__
+        assert "raised by worker" in first
+        assert "also raised by worker" in second
+        assert isinstance(caught.value.__cause__, Frozen)
         assert group.call(Model.step, 1) == [(0, 1), (1, 1)]
 
 

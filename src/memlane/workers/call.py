@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from memlane._base.deadline import Deadline
 from memlane.errors import TimedOut
+from memlane.workers.serving import add_note
 from memlane.workers.table import Pending
 
 if TYPE_CHECKING:
@@ -104,9 +106,8 @@ class Call(Generic[R]):
     def _error(self) -> BaseException:
         first, *others = self._pending.errors.items()
         for rank, error in others:
-            note = f"also raised by worker {rank}: {error!r}"
-            if note not in getattr(first[1], "__notes__", ()):
-                first[1].add_note(note)
+            with suppress(Exception):  # its text may refuse to be read
+                add_note(first[1], f"also raised by worker {rank}: {error!r}")
         return first[1]
 
 

@@ -309,11 +309,27 @@ def portable(error: BaseException, most: int = _MOST_CAUSES) -> list[Any]:
 def rebuilt(packed: list[Any], who: str) -> BaseException:
     """The exception of which a worker, `who`, has sent the portable form."""
     pickled, kind, text, trace, link, cause = packed
-    error: BaseException = WorkerError(f"{kind}: {text}")
+    note = "\n".join([f"raised by {who}:", trace.rstrip()]).rstrip()
+    linked = None if cause is None else rebuilt(cause, who)
     if pickled is not None:
-        with suppress(Exception):  # its class may be missing here
-            error = pickle.loads(pickled)
-    error.add_note("\n".join([f"raised by {who}:", trace.rstrip()]).rstrip())
-    if cause is not None:
-        setattr(error, link, rebuilt(cause, who))
+        with suppress(Exception):  # its class may be missing here, or refuse to be read
+            found = pickle.loads(pickled)
+            if isinstance(found, BaseException):
+                return _linked(found, note, link, linked)
+    return _linked(WorkerError(f"{kind}: {text}"), note, link, linked)
+
+
+def _linked(
+    error: BaseException, note: str, link: str, linked: BaseException | None
+) -> BaseException:
+    if linked is not None:
+        BaseException.__setattr__(error, link, linked)
+    add_note(error, note)
     return error
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note, once, also to an exception whose class is frozen."""
+    notes = getattr(error, "__notes__", [])
+    if note not in notes:
+        BaseException.__setattr__(error, "__notes__", [*notes, note])
