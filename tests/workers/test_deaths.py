@@ -25,6 +25,7 @@ from memlane import (
 )
 from memlane.workers.processes import Process
 from memlane.workers.serving import _Inbox
+from memlane.workers.table import Pending
 from memlane.workers.ticket import PLAIN
 from tests.support import PATIENCE, assert_in_time, until, until_asleep
 from tests.workers.roles import Huge, Model
@@ -114,6 +115,22 @@ def test_invalid_arguments(arguments: dict[str, Any]) -> None:
     """They are refused, and nothing has started."""
     with pytest.raises(InvalidArgument):
         WorkerGroup(Model, **{"world": 1, "start_method": "fork", **arguments})
+
+
+def test_a_death_is_noted_while_a_call_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that was sent just after it raises, too."""
+    with group_of(2) as group:
+        death = WorkerDied(1, group.pids[1], -9, "")
+        begin = group._table.begin
+
+        def late(call: Pending, ranks: list[int]) -> list[int]:
+            group._table.die(1, death)
+            return begin(call, ranks)
+
+        monkeypatch.setattr(group._table, "begin", late)
+        call = group.submit(Model.step, 1)
+        with pytest.raises(WorkerDied):
+            call.result(PATIENCE)
 
 
 @pytest.mark.parametrize("has_lanes", [False, True])

@@ -240,9 +240,16 @@ class Sender:
                 return False
             raise
         self._sent[queue] = before + 1
-        self._has_opened_lanes |= pending is self._opening
+        self._was_sent(pending, ranks)
         self._unsure = None
         return True
+
+    def _was_sent(self, pending: Pending, ranks: Sequence[int]) -> None:
+        self._has_opened_lanes |= pending is self._opening
+        if self._table.deaths:
+            for rank in ranks:  # one was noted before the call was
+                if (death := self._table.deaths.get(rank)) is not None:
+                    self._table.fail(rank, death)
 
     def end_stream(self, key: int, ranks: Sequence[int]) -> None:
         """Ends a stream at once, or with the next call. Never waits: it may be called anywhere."""
@@ -278,7 +285,7 @@ class Sender:
         if self._sent[queue] == before:
             self._table.take_back(pending, ranks)
         else:
-            self._has_opened_lanes |= pending is self._opening
+            self._was_sent(pending, ranks)
         self._unsure = None
 
     def _open_lanes(self, deadline: Deadline) -> bool:
