@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import CallTimedOut, Closed, InvalidArgument, InvalidType, WorkerDied
+from memlane import CallTimedOut, Closed, InvalidArgument, InvalidType, WorkerDied, WorkerGroup
 from tests.support import PATIENCE, alarms
 from tests.workers.roles import Model, triples
 from tests.workers.test_calls import Interrupt, gate, group_of
@@ -121,6 +121,29 @@ def test_a_death_ends_a_stream(on_death: Any) -> None:
             next(counts)
         assert caught.value.rank == 1
         assert [*counts] == []
+
+
+def test_a_stream_is_dropped_beside_its_dead_worker() -> None:
+    """While another worker is recovered, calls of a third go on."""
+    seen: list[object] = []
+
+    def recover(group: WorkerGroup[Model], ranks: list[int]) -> None:
+        if ranks == [0]:
+            streams = [group[1].stream(Model.counts, 9) for _ in range(8)]
+            for stream in streams:
+                next(stream)
+            os.kill(group.pids[1], signal.SIGKILL)
+            with pytest.raises(WorkerDied):
+                group.check(PATIENCE)
+            for stream in streams:  # more than its queue has space for
+                stream.close()
+            seen.append(group[2].within(PATIENCE).call(triples, 1))
+
+    with group_of(3, on_death="replace", recover=recover, max_in_flight=2) as group:
+        group[1].call(triples, 1)  # by a lane
+        group.replace(0)
+        assert seen == [[5]]
+        assert group.call(triples, 1) == [3, 4, 5]
 
 
 def waits_and_yields(model: Model, descriptor: int) -> Any:

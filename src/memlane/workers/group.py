@@ -351,7 +351,7 @@ class WorkerGroup(Workers[W], Owned):
                     raise copy(deaths[rank])
             return
         while deaths or self._unrecovered:
-            for rank, death in deaths.items():
+            for rank, death in [*deaths.items()]:
                 if self._on_death == "raise" or self._starts[rank] >= _MOST_STARTS:
                     raise copy(death)  # whose traceback keeps this call's frames
             try:
@@ -406,7 +406,7 @@ class WorkerGroup(Workers[W], Owned):
         deaths = self._table.deaths
         self._answers.wait(lambda: bool(deaths) or self._is_closed, Deadline(timeout))
         self._check()
-        for death in deaths.values():
+        for death in [*deaths.values()]:
             raise copy(death)
 
     def close(self, timeout: float = 5.0) -> None:

@@ -272,8 +272,12 @@ class Sender:
             if len(ranks) < len(self._ranks):
                 queues = [self._lanes[rank] for rank in ranks if self._has_opened_lanes]
             for queue in queues:  # again, if an end was sent by some: that changes nothing
-                if not self._send_by(queue, Pending("end", []), [], [0, END, key], Deadline(0)):
-                    return
+                try:
+                    if not self._send_by(queue, Pending("end", []), [], [0, END, key], Deadline(0)):
+                        return
+                except ReaderDied:
+                    if queue is self.calls:  # the others have not got it
+                        raise
             self._ended.popleft()
 
     def _find_out(self) -> None:
@@ -305,5 +309,5 @@ class Sender:
         return lane.readmit(rank)
 
     def _release_dead(self) -> None:
-        for rank in self._table.deaths:
-            self._release(self.calls, rank)
+        for rank in [*self._table.deaths]:
+            self.release(rank)
