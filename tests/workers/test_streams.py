@@ -98,6 +98,34 @@ def test_exceptions_of_generators() -> None:
         assert group.call(triples, 1) == [3, 4]
 
 
+def runs_out(_model: Model) -> Any:
+    return [next(iter(()))]
+
+
+def test_exceptions_are_no_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of a step that was asked for twice, nor a StopIteration of the method."""
+    with group_of(2) as group:
+        stream = group.stream(Model.counts_to_a_fault, "raises")
+        ask, is_lost = stream._ask, [True]
+
+        def asks_in_vain(number: int, awaits: bool) -> Any:
+            step = yield from ask(number, awaits)
+            if number == 2 and is_lost:
+                is_lost.pop()
+                raise Interrupt
+            return step
+
+        monkeypatch.setattr(stream, "_ask", asks_in_vain)
+        with pytest.raises(Interrupt):
+            next(stream)
+        assert next(stream) == [1, 1]
+        with pytest.raises(KeyError, match="no such model"):
+            next(stream)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(group.stream(runs_out))
+        assert group.call(triples, 1) == [3, 4]
+
+
 @pytest.mark.parametrize("on_death", ["raise", "replace"])
 def test_a_death_ends_a_stream(on_death: Any) -> None:
     """By WorkerDied, in a step and between two; the process in its place has no generator."""

@@ -9,7 +9,7 @@ import pickle
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -243,31 +243,40 @@ class _Server:
             args = [args[self._rank]]
         elif kind == START:
             key, method = method
-            if key in self._streams:  # as in `_next`
-                return self._next(key, 1)
-        if isinstance(method, str):
-            value = getattr(self.worker, method)(*args, **kwargs)
-        else:
-            value = method(self.worker, *args, **kwargs)
-        if kind == START:
-            self._streams[key] = [iter(value), 0, None]
+            if key not in self._streams:
+                self._streams[key] = [self._steps(method, args, kwargs), 0, None]
             return self._next(key, 1)
+        value = self._run(method, args, kwargs)
         if isinstance(value, GeneratorType):
             raise TypeError("the method returned a generator: call it by stream()")
         return value
 
+    def _run(self, method: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(method, str):
+            return getattr(self.worker, method)(*args, **kwargs)
+        return method(self.worker, *args, **kwargs)
+
+    def _steps(self, method: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+        yield from self._run(method, args, kwargs)  # a StopIteration of the method is an error
+
     def _next(self, key: int, number: int) -> list[Any]:
-        """Returns [item], or [] at the end. Returns the last step again if it is asked for twice:
-        the first answer may have been lost by a signal handler that raised."""
+        """Returns [item], or [] at the end, or raises. Does the same again if a step is asked for
+        twice: the first answer may have been lost by a signal handler that raised."""
         stream = self._streams[key]
         if stream[1] != number:
-            stream[1:] = number, [*islice(stream[0], 1)]
+            try:
+                step: Any = [*islice(stream[0], 1)]
+            except Exception as error:
+                step = error
+            stream[1:] = number, step
+        if isinstance(stream[2], Exception):
+            raise stream[2]
         items: list[Any] = stream[2]
         return items
 
     def end_stream(self, key: int) -> None:
         """Drops a generator, which runs its `finally`."""
-        self._streams.pop(key, None)
+        self._streams.pop(key, []).clear()  # its exception refers to it
 
     def answer(self, number: int, run: Callable[[], Any]) -> bool:
         """Sends what `run` returns or raises; returns whether it returned."""
