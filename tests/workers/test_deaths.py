@@ -1,14 +1,18 @@
 """Deaths of workers and of the group's process: who learns of them, and what is left behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +27,7 @@ from memlane import (
     WorkerGroup,
     WrongProcess,
 )
-from memlane.workers.processes import Process
+from memlane.workers.processes import Process, Starter
 from memlane.workers.serving import _Inbox
 from memlane.workers.table import Pending
 from memlane.workers.ticket import PLAIN
@@ -261,3 +265,38 @@ def test_a_thread_asks_for_the_exit_code_while_another_reaps() -> None:
     process.end(PATIENCE)
     asker.join(PATIENCE)
     assert codes == [3]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_threads_start_workers(start_method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker gets its own environment, and this process keeps its own."""
+    monkeypatch.delenv("MEMLANE_TEST", raising=False)
+    both, seen = threading.Barrier(2), list[tuple[str, str | None]]()
+
+    class Slow:
+        """A process whose start takes as long as that of the other, if both may start at once."""
+
+        pid = None
+
+        def __init__(self, args: tuple[Any, ...], **_: Any) -> None:
+            self.own = args[1].get("MEMLANE_TEST")
+
+        def start(self) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.1)
+            seen.append((self.own, os.environ.get("MEMLANE_TEST")))
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.1)
+
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: SimpleNamespace(Process=Slow))
+    starters = [
+        Starter(start_method, lambda rank, own=own: {"MEMLANE_TEST": own}, None, (), {})
+        for own in "ab"
+    ]
+    ticket: Any = SimpleNamespace(rank=0)
+    with ThreadPoolExecutor(2) as pool:
+        for started in [pool.submit(starter, ticket) for starter in starters]:
+            started.result()
+    kept = [own if start_method == "spawn" else None for own, _ in seen]
+    assert [found for _, found in seen] == kept
+    assert "MEMLANE_TEST" not in os.environ

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
 from memlane._base.deadline import Deadline
+from memlane._importing import fork_waits
 from memlane._locks import Lock
 from memlane.errors import InvalidArgument
 from memlane.workers.output import Output, redirect
@@ -63,7 +64,8 @@ class Starter:
             resource_tracker.ensure_running()
 
     def __call__(self, ticket: Ticket) -> Any:
-        """Starts the worker's process. Its environment is changed before its Python begins."""
+        """Starts the worker's process. Its environment is changed before its Python begins; if that
+        is forked, first of all."""
         context: Any = multiprocessing.get_context(self.method)
         changes = dict(self.env(ticket.rank))
         output = None if self.prefix is None else Output()
@@ -73,17 +75,26 @@ class Starter:
             args=(ticket, changes, writers, self.factory, self.args, self.kwargs),
             name=f"worker-{ticket.rank}",
         )
-        before = {name: os.environ.get(name) for name in changes}
-        os.environ.update(changes)
-        try:
+        if self.method == "spawn":
+            with fork_waits, _changed_environment(changes):  # nobody else's child gets it
+                process.start()
+        else:  # it is changed in the child
             process.start()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
         if output is not None and self.prefix is not None:
             output.begin(self.prefix.format(rank=ticket.rank, pid=process.pid))
             process.memlane_output = output
         return process
+
+
+@contextmanager
+def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _run(
@@ -107,7 +118,7 @@ def _run(
     watch = threading.Thread(target=_leave_with_parent, args=(leave,), name="memlane-parent")
     watch.daemon = True
     watch.start()
-    os.environ.update(env)  # again: a fork server has an environment of its own
+    os.environ.update(env)  # again, for spawn; others have not got it yet
     try:
         serve(ticket, factory, *args, **kwargs)
     except SystemExit as error:
