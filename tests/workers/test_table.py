@@ -1,5 +1,6 @@
 """The table of calls under way against a model: each answer reaches its call, once."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,3 +102,26 @@ class Calls(RuleBasedStateMachine):
 
 TestCalls = Calls.TestCase
 TestCalls.settings = settings(max_examples=40)
+
+
+def test_a_group_is_killed_while_an_answer_is_taken() -> None:
+    """Whichever thread is first: each call ends once, and no thread raises."""
+    table = Table(1, MOST)
+    table.start(0)
+    table.answer(0, 0, None, None)
+    killing = threading.Thread(target=table.fail, args=(0, LOST))
+
+    class Answered(Pending):
+        def take(self, rank: int, value: Any, error: BaseException | None) -> None:
+            super().take(rank, value, error)
+            if error is None:
+                killing.start()
+                killing.join(0.1)  # at most: it may have to wait for this thread
+
+    calls = [Answered("step", [0]), Pending("step", [0])]
+    for call in calls:
+        table.begin(call, [0])
+    table.answer(0, 1, "answer", None)
+    killing.join()
+    assert [(call.values, call.errors) for call in calls] == [({0: "answer"}, {}), ({}, {0: LOST})]
+    assert table.is_idle

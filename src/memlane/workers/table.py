@@ -1,8 +1,8 @@
-"""The calls under way, by worker. Pure: knows nothing of processes, queues, threads or the time.
+"""The calls under way, by worker. Pure: knows nothing of processes, queues or the time.
 
-Each worker answers its calls in the order in which they were sent, so the number of its answers
-shows which of them could not be decoded. Every step may be repeated: a signal handler may have
-raised in the middle of it.
+Threads may share it. Each worker answers its calls in the order in which they were sent, so the
+number of its answers shows which of them could not be decoded. Every step may be repeated: a signal
+handler may have raised in the middle of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memlane._locks import Lock
 from memlane.errors import Cancelled, Closed, WorkerDied
 
 _log = logging.getLogger("memlane.workers")
@@ -84,6 +85,7 @@ class Table:
     def __init__(self, world: int, most: int) -> None:
         self._most = most
         self._due: list[deque[tuple[int, Pending]]] = [deque() for _ in range(world)]
+        self._taking = Lock()  # of the thread that takes answers, or fails calls
         self._sent = [0] * world
         self.deaths: dict[int, WorkerDied] = {}  # of workers that were not replaced
         self.died = [0] * world  # times
@@ -108,25 +110,28 @@ class Table:
         """Removes the call that was added last, even if in part: it was not sent."""
         for rank in ranks:
             due = self._due[rank]
-            if due and due[-1][1] is call:
-                self._sent[rank] = due[-1][0] - 1
-                due.pop()
+            with self._taking:
+                if due and due[-1][1] is call:
+                    self._sent[rank] = due[-1][0] - 1
+                    due.pop()
 
     def answer(self, rank: int, number: int, value: Any, error: BaseException | None) -> None:
         """Takes an answer."""
         due = self._due[rank]
-        if due and due[0][0] == number:
-            due[0][1].take(rank, value, error)
-            due.popleft()
+        with self._taking:
+            if due and due[0][0] == number:
+                due[0][1].take(rank, value, error)
+                due.popleft()
 
     def lose(self, rank: int, number: int, error: BaseException) -> bool:
         """Fails what is owed of the calls before that number; returns whether there were any."""
         due = self._due[rank]
         has_any = False
-        while due and due[0][0] < number:
-            due[0][1].take(rank, None, error)
-            due.popleft()
-            has_any = True
+        with self._taking:
+            while due and due[0][0] < number:
+                due[0][1].take(rank, None, error)
+                due.popleft()
+                has_any = True
         return has_any
 
     def die(self, rank: int, death: WorkerDied) -> None:
@@ -138,9 +143,10 @@ class Table:
     def fail(self, rank: int, error: BaseException) -> None:
         """Fails what the worker owes."""
         due = self._due[rank]
-        while due:
-            due[0][1].take(rank, None, error)
-            due.popleft()
+        with self._taking:
+            while due:
+                due[0][1].take(rank, None, error)
+                due.popleft()
 
     def full(self, ranks: Iterable[int]) -> list[int]:
         """Returns those of the workers that have to answer too many calls for another one."""
@@ -157,22 +163,27 @@ class Table:
 
     def answered(self, rank: int) -> int:
         """Returns the number of the call that the worker has answered last."""
-        due = self._due[rank]
-        return due[0][0] - 1 if due else self._sent[rank]
+        due = self._next(rank)
+        return due[0] - 1 if due else self._sent[rank]
 
     def is_running(self, rank: int, call: Pending) -> bool:
         """Returns whether the worker answers that call next."""
-        due = self._due[rank]
-        return bool(due) and due[0][1] is call
+        due = self._next(rank)
+        return due is not None and due[1] is call
 
     def running(self, rank: int) -> str | None:
         """Returns the name of the call that the worker answers next."""
-        due = self._due[rank]
-        return due[0][1].name if due else None
+        due = self._next(rank)
+        return due[1].name if due else None
+
+    def _next(self, rank: int) -> tuple[int, Pending] | None:
+        with self._taking:
+            due = self._due[rank]
+            return due[0] if due else None
 
     def state(self, rank: int) -> str:
         """Returns what the worker, which has died, may have run, for its error."""
-        due = self._due[rank]
+        due = [*self._due[rank]]
         if not due:
             return ""
         if due[0][0] == 0:
