@@ -1,5 +1,6 @@
 """Deaths of workers and of the group's process: who learns of them, and what is left behind."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -185,6 +186,20 @@ def test_what_a_worker_starts_ends_with_it() -> None:
         until(lambda: is_gone(children[1]), "the child of a worker that died has ended")
         assert not is_gone(children[0])
     until(lambda: is_gone(children[0]), "the child of a worker that closed has ended")
+
+
+def test_the_last_reference_to_a_group_ends_its_workers() -> None:
+    """At once, without the cyclic garbage collector."""
+    gc.disable()
+    try:
+        group = group_of(1)
+        assert group.call(Model.step, 1) == [(0, 1)]
+        assert group[0].call(Model.step, 2) == [(0, 2)]
+        (pid,) = group.pids
+        del group
+        assert is_gone(pid)
+    finally:
+        gc.enable()
 
 
 def test_a_forked_child_leaves_the_block() -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from copy import copy
 from itertools import count
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from weakref import WeakMethod
 
 from memlane import (
     Closed,
@@ -275,8 +276,14 @@ class WorkerGroup(Workers[W], Owned):
         self._callbacks = Callbacks(self._answers)
         self._sender = Sender(self._table, self._answers, self._ranks, label, ring)
         self._gather.answers(self._sender.calls)
-        self._sender.heal = self._heal
-        self._sender.needs_heal = lambda: bool(self._table.deaths or self._unrecovered)
+        table, unrecovered, own = self._table, self._unrecovered, WeakMethod(self._heal)
+
+        def heal(ranks: Iterable[int]) -> None:
+            if (method := own()) is not None:  # else a circle would keep a dropped group
+                method(ranks)
+
+        self._sender.heal = heal
+        self._sender.needs_heal = lambda: bool(table.deaths or unrecovered)
         self._own(self._processes.kill)
         try:
             starts = [self._begin(rank, *self._sender.handles(rank)) for rank in self._ranks]
