@@ -151,6 +151,18 @@ def test_a_death_ends_a_stream(on_death: Any) -> None:
         assert [*counts] == []
 
 
+def test_a_worker_is_replaced_before_a_stream() -> None:
+    """The stream has nothing to do with the process that died."""
+    with group_of(2, on_death="replace") as group:
+        os.kill(group.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            group.check(PATIENCE)
+        early = group.stream(Model.counts, 1)
+        assert [*group.stream(Model.counts, 1)] == [[(0, 0), (1, 0)]]  # which replaces it
+        group.replace(1)
+        assert [*early] == [[(0, 0), (1, 0)]]
+
+
 def test_a_stream_is_dropped_beside_its_dead_worker() -> None:
     """While another worker is recovered, calls of a third go on."""
     seen: list[object] = []

@@ -492,10 +492,6 @@ class WorkerGroup(Workers[W], Owned):
         if self._processes.are_here:
             self._sender.end_stream(key, ranks)
 
-    def _died(self, ranks: tuple[int, ...]) -> list[int]:
-        """How often each of these workers has died."""
-        return [self._table.died[rank] for rank in ranks]
-
     # Looking -------------------------------------------------------------------------------------
 
     @property

@@ -36,7 +36,7 @@ class Stream(Generic[R]):
         call: list[Any],
     ) -> None:
         self._group, self._to, self._call = group, (ranks, seconds, name), call
-        self._died, self._pids = group._died(ranks), group.pids
+        self._died, self._pids = dict[int, int](), list[int]()  # when it began
         self._key = next(group._keys)
         self._has_begun = self._is_over = False
         self._at: tuple[int, Call[list[R]] | None] = 1, None  # one store, between interrupts
@@ -102,10 +102,11 @@ class Stream(Generic[R]):
             step = yield from self._group._asend(*self._to, message).__await__()
         else:
             step = self._group._send(*self._to, message)
-        ranks, _, name = self._to
-        now = self._group._died(ranks)
-        for rank, before, died in zip(ranks, self._died, now, strict=True):
-            if before != died:  # another process has the rank, and no generator
+        if number == 1:
+            self._died, self._pids = step._pending.died, self._group.pids
+        name = self._to[2]
+        for rank, before in self._died.items():
+            if before != step._pending.died[rank]:  # another process has the rank, and no generator
                 step._pending.ask()
                 raise WorkerDied(rank, self._pids[rank], None, f" in a stream of {name}()")
         return step

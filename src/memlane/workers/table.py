@@ -44,6 +44,7 @@ class Pending:
         self.missing = dict.fromkeys(self.ranks)  # that have not answered; ordered
         self.values: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}  # in the order in which they came
+        self.died: dict[int, int] = {}  # how often each had died when it was sent
         self._unasked: list[Unasked] | None = None
 
     @property
@@ -103,6 +104,7 @@ class Table:
         for rank in ranks:
             number = self._sent[rank] + 1
             self._due[rank].append((number, call))
+            call.died[rank] = self.died[rank]
             self._sent[rank] = number
         return [*self._sent]
 
@@ -136,7 +138,7 @@ class Table:
 
     def die(self, rank: int, death: WorkerDied) -> None:
         """Fails what the worker owes."""
-        self.deaths[rank] = death
+        self.deaths[rank] = death  # before the count: a call with the new count fails
         self.died[rank] += 1
         self.fail(rank, death)
 
