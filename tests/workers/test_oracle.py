@@ -45,6 +45,11 @@ def step_of(worker: Noting, item: tuple[int, str]) -> tuple[int, int]:
     return worker.step(*item)
 
 
+def send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has died, and was reaped
+        os.kill(pid, number)
+
+
 @pytest.mark.soak(seconds=120 + STEPS)
 @pytest.mark.parametrize("on_death", ["replace", "restart"])
 def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
@@ -98,16 +103,15 @@ def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
             pending.append((call, number))
             if dice.random() < 0.04:
                 stopped.append(group.pids[dice.randrange(WORLD)])
-                os.kill(stopped[0], signal.SIGSTOP)
+                send(stopped[0], signal.SIGSTOP)
             if dice.random() < 0.1:
                 call.cancel(kill=dice.random() < 0.1)
             if dice.random() < 0.06:
-                os.kill(group.pids[dice.randrange(WORLD)], signal.SIGKILL)
+                send(group.pids[dice.randrange(WORLD)], signal.SIGKILL)
             if dice.random() < 0.02:
                 group.replace(dice.randrange(WORLD))
             while stopped:
-                with suppress(ProcessLookupError):  # it was killed
-                    os.kill(stopped.pop(), signal.SIGCONT)
+                send(stopped.pop(), signal.SIGCONT)
             if dice.random() < 0.6:
                 due, pending = pending, []
                 for each in due:
