@@ -688,8 +688,8 @@ def events_after_a_restart() -> None:
 def several_disks() -> None:
     """A list of folders: blocks and events are of all of them, also after a restart without one."""
     with folder() as path:
-        folders, numbers = [str(path / name) for name in "abc"], range(12)
-        with Alone(path, EVENTS, rows=12, path=folders) as engine:
+        folders, numbers = [str(path / name) for name in "abc"], range(48)  # each has some
+        with Alone(path, EVENTS, rows=48, path=folders) as engine:
             engine.store(*numbers)
             assert sorted(n for _, new in events(engine.tier) for n in new) == [*numbers]
             assert engine.load(*numbers).success
@@ -703,7 +703,7 @@ def several_disks() -> None:
             }
             assert gone
         left = [number for number in numbers if number not in gone]
-        with Alone(path, EVENTS, rows=12, path=folders[1::-1]) as engine:
+        with Alone(path, EVENTS, rows=48, path=folders[1::-1]) as engine:
             assert sorted(n for _, new in events(engine.tier) for n in new) == left
             assert engine.there(*numbers) == left
             assert engine.load(*left).success
