@@ -1,4 +1,4 @@
-"""Reads what writer.py writes, and was started before: `python reader.py FOLDER`."""
+"""Reads what writer.py writes; start writer.py first: `python reader.py FOLDER`."""
 
 import sys
 from pathlib import Path

@@ -55,7 +55,8 @@ def main() -> None:
 
             sys.exit(doctor.run(sys.argv[2:]))
         print(
-            f"memlane: the command line needs {error.name}; run: pip install 'memlane[cli]'",
+            f"memlane: the command line needs {error.name}; "
+            f"run: pip install '.[cli]' in memlane's checkout",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -228,7 +228,7 @@ def test_without_the_extra_a_command_names_it() -> None:
         [*without("typer"), "ls"], capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'memlane[cli]'" in done.stderr
+    assert "pip install '.[cli]' in memlane's checkout" in done.stderr
 
 
 def test_bench_measures_peers_in_one_run(tmp_path: Path) -> None:

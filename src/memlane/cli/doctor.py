@@ -261,7 +261,8 @@ _RULES = [Rule(*row) for row in (
     ("ok", "CUDA", _always, "no driver is there"),
 
     ("ok", "command line", lambda m: not m.missing, "complete"),
-    ("note", "command line", _always, "{m.missing} not installed", "pip install 'memlane[cli]'"),
+    ("note", "command line", _always, "{m.missing} not installed",
+     "run: pip install '.[cli]' in memlane's checkout"),
 )]
 # fmt: on
 

@@ -152,7 +152,7 @@ def stack(
     """
     program = _program()
     if program is None:
-        return NoStack("py-spy is not installed: pip install 'memlane[cli]'")
+        return NoStack("py-spy is not installed; run: pip install '.[cli]' in memlane's checkout")
     command = [program, "dump", "--json", "--pid", str(pid)]
     if native:
         command.append("--native")
