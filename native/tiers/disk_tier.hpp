@@ -51,7 +51,7 @@ public:
 
     // `pool` has as many blocks as there are slots, and is empty. `oldest`: seconds after which a block is a miss; 0: none.
     DiskTier(DiskIo& io, BlockPool& pool, std::uint32_t oldest = 0)
-        : io_(io), pool_(pool), ages_(pool.blocks(), oldest) {}
+        : io_(io), pool_(pool), ages_(pool.blocks(), oldest), emptied_(io.file().first_sequence_at_open()) {}
 
     // What an earlier life has left, in the order in which it was stored.
     void restore(Keys keys, std::span<const SlotFile::Slots::Kept> found, std::span<const Block> last) {
@@ -72,7 +72,7 @@ public:
 
     // Before each call that changes something. Throws what the policy throws.
     void notice_emptied() {
-        const std::uint64_t now = io_.folder().emptied();
+        const std::uint64_t now = io_.file().first_sequence();
         if (now == emptied_) return;
         pool_.clear();
         former_.clear();
@@ -80,7 +80,7 @@ public:
     }
 
     bool has(const BlockPool::Asked& key) const noexcept {
-        if (is_stalled() || io_.folder().emptied() != emptied_) return false;
+        if (is_stalled() || io_.file().first_sequence() != emptied_) return false;
         const Block slot = pool_.stored(key);
         const bool is_old = slot != kNoBlock && ages_.has_limit() && ages_.is_old(slot, now_in_seconds());
         return slot != kNoBlock && (!is_old || pool_.is_pinned(slot));
@@ -163,7 +163,7 @@ public:
         collect();
         const auto order = std::make_shared<HeaderWork::Order>();
         if (!io_.headers().is_idle()) io_.headers().follow(order);
-        if (cleared_ != nullptr && io_.headers().wait(cleared_, 0).value_or(0) != 0) order_clear(order);
+        if (io_.headers().empty_again(order)) io_.work().note_idle(false);
         forget_former(keys, order);
         for (const BlockPool::Asked& key : keys) {
             Block slot = pool_.stored(key);
@@ -182,8 +182,9 @@ public:
         pool_.clear();
         former_.clear();
         const auto order = std::make_shared<HeaderWork::Order>();
-        io_.file().clear();
-        order_clear(order);
+        io_.work().note_idle(false);
+        io_.headers().clear(order);
+        emptied_ = io_.file().first_sequence();
         return order;
     }
 
@@ -425,11 +426,6 @@ private:
         former_.insert_or_assign(slot, Former{digest, {}});
         erase(slot, order);
     }
-    void order_clear(const OrderRef& order) {
-        io_.work().note_idle(false);
-        io_.headers().clear(order);
-        cleared_ = order;
-    }
 
     // Of what was evicted or removed, a restart may still find what nobody has written over.
     void forget_former(Keys keys, const OrderRef& order) {
@@ -535,7 +531,6 @@ private:
     std::unordered_map<BlockJobs::Id, std::shared_ptr<Job>> jobs_;  // until they are over
     std::unordered_map<Digest, Storing, DigestHash> storing_;
     std::unordered_map<Block, Former> former_;  // until their headers are gone, or something was stored in their slots
-    OrderRef cleared_;  // the last order to clear everything; null: there was none
     std::multimap<os::Nanoseconds, std::shared_ptr<Job>> following_;  // that wait for earlier calls, by deadline
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
     std::deque<Done> done_;
@@ -543,7 +538,7 @@ private:
     Refusals refusals_;
     Fault last_refusal_{};  // of a store
     Ticket last_ = 0;
-    std::uint64_t emptied_ = 0;  // times that another process had it emptied, as far as the pool knows
+    std::uint64_t emptied_;  // slots with a lower sequence are empty, as far as the pool knows
 };
 
 }  // namespace memlane::tiers

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,9 +49,6 @@ public:
     // Whether a file of the tier, or its folder, was deleted or moved. Any thread.
     bool is_detached() const noexcept { return is_detached_.load(); }
 
-    // How often another process had the tier emptied. Any thread.
-    std::uint64_t emptied() const noexcept { return emptied_.load(); }
-
     void close() noexcept {
         if (thread_ == nullptr) return;
         os::set_event(end_.file());
@@ -87,15 +83,11 @@ private:
         if (!request.is_valid || request.asked.is_answered != 0) return;
         const bool is_clear = request.asked.what == TierRequest::What::clear;
         if (!is_clear && request.asked.what != TierRequest::What::purge) return request.answer(ENOSYS);
-        const Namespace& name_space = request.asked.name_space;
-        const bool is_own = is_clear || name_space == file_.name_space();
-        const std::uint64_t first_sequence = is_own ? file_.clear() : file_.next_sequence();
-        if (is_own) ++emptied_;
         const auto order = std::make_shared<HeaderWork::Order>();
         if (is_clear) {
             headers_.clear(order);
         } else {
-            headers_.purge(name_space, first_sequence, order);
+            headers_.purge(request.asked.name_space, order);
         }
         const std::optional<int> error = headers_.wait(order, os::monotonic_now() + kPatience);
         if (!error) headers_.note_late();
@@ -108,7 +100,6 @@ private:
     os::OwnFile end_, folder_;
     std::unique_ptr<os::FolderWatch> watch_;
     std::atomic<bool> is_detached_ = false;
-    std::atomic<std::uint64_t> emptied_ = 0;
     int error_ = 0;
     std::unique_ptr<os::Helpers> thread_;
 };

@@ -38,13 +38,31 @@ public:
     void erase(Block slot, const OrderRef& order, std::optional<DiskWork::Work> held_back = std::nullopt) {
         add({slot, order, [&file = file_, slot] { return file.erase(slot); }, std::move(held_back)});
     }
-    // A restart does not find what the file has cleared. Any thread.
+    // All slots of the file are empty from now on; once the order is done, for a restart, too. Any thread.
     void clear(const OrderRef& order) {
-        add({kNoBlock, order, [&file = file_] { return file.write_cleared(); }, {}});
+        const std::lock_guard guard(mutex_);
+        file_.clear();
+        emptying_ = {kNoBlock, order, [&file = file_] { return file.write_cleared(); }, {}};
+        push(emptying_);
     }
-    // Nor what one namespace has stored before that sequence. Any thread.
-    void purge(const Namespace& name_space, std::uint64_t first_sequence, const OrderRef& order) {
-        add({kNoBlock, order, [&file = file_, name_space, first_sequence] { return file.purge(name_space, first_sequence); }, {}});
+    // The same for what one namespace has stored by now. Any thread.
+    void purge(const Namespace& name_space, const OrderRef& order) {
+        const std::lock_guard guard(mutex_);
+        const bool is_own = name_space == file_.name_space();
+        const std::uint64_t end = is_own ? file_.clear() : file_.next_sequence();
+        Erasure purging{kNoBlock, order, [&file = file_, name_space, end] { return file.purge(name_space, end); }, {}};
+        push(purging);
+        if (is_own) emptying_ = std::move(purging);
+    }
+    // What has emptied the file last is done once this order is, too: it is tried again if the disk has refused it. False:
+    // it is done.
+    bool empty_again(const OrderRef& order) {
+        const std::lock_guard guard(mutex_);
+        const OrderRef before = emptying_.order;
+        if (before == nullptr || (before->left == 0 && before->error == 0)) return false;
+        emptying_.order = order;
+        push({kNoBlock, order, [before, again = emptying_.work] { return before->error == 0 ? 0 : again(); }, {}});
+        return true;
     }
     // Nothing but waits for what was ordered before.
     void follow(const OrderRef& order) {
@@ -127,8 +145,11 @@ private:
         std::optional<DiskWork::Work> held_back;
     };
 
-    void add(Erasure erasure) {
+    void add(const Erasure& erasure) {
         const std::lock_guard guard(mutex_);
+        push(erasure);
+    }
+    void push(const Erasure& erasure) {
         waiting_.push_back(erasure);
         ++erasure.order->left;
         ++left_;
@@ -140,6 +161,7 @@ private:
     std::mutex mutex_;
     std::condition_variable begun_, ended_;
     std::deque<Erasure> waiting_;
+    Erasure emptying_{};  // the last clear, or purge of the file's own namespace; without an order: there was none
     std::vector<Ended> done_;
     std::size_t left_ = 0;  // that have not ended
     std::optional<os::Nanoseconds> late_since_;  // since when nothing has ended that somebody waited for in vain

@@ -190,6 +190,9 @@ public:
         return now;
     }
     std::uint64_t next_sequence() const noexcept { return next_sequence_; }
+    // Slots with less are empty: now, and when the file was opened.
+    std::uint64_t first_sequence() const noexcept { return first_sequence_; }
+    std::uint64_t first_sequence_at_open() const noexcept { return pair_.first_sequence; }
 
     // Whether both files still have their names. False if that cannot be said.
     bool has_names() const noexcept {

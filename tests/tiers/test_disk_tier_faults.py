@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ import numpy as np
 import pytest
 
 from memlane import SegmentRefused, SystemFault, TimedOut, Unsupported
+from memlane._base.deadline import Deadline
+from memlane._native import ask_owner
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import content, key, wait_for
+from memlane.tiers.tier import Namespace
 from tests.base.test_failing_calls import calls, preloaded
 from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
 from tests.support.disk_tiers import check_all
@@ -454,23 +457,30 @@ def test_a_disk_that_hangs_stops_no_thread(tmp_path: Path, what: str) -> None:
     start(erases_in_vain, tmp_path / "kv", what, method="spawn", command=preloaded()).result()
 
 
+ASKED = {"clear from outside": None, "purge from outside": Namespace(b"").id}
+
+
 def refuses_to_erase(link: Link, folder: Path, what: str) -> None:
     """Role: the disk refuses the write of a header once; the next call comes, then a kill."""
     rows = np.zeros((8, ROW), np.uint8)
     tier = tier_on(folder, rows, capacity=20)
     assert store(tier, rows, 1)
-    with (
-        calls().failing(Fault("erase", 1, "pwrite", errno.EIO))("erase"),
-        pytest.raises(SystemFault, match="does not erase blocks; a restart may find them"),
-    ):
-        tier.clear() if what == "clear" else tier.forget([key(1)])
+    if what in ASKED:  # the first write is that of who asks
+        with calls().failing(Fault("erase", 2, "pwrite", errno.EIO))("erase"):
+            assert ask_owner(str(folder), "0", ASKED[what], PATIENCE) == errno.EIO
+    else:
+        with (
+            calls().failing(Fault("erase", 1, "pwrite", errno.EIO))("erase"),
+            pytest.raises(SystemFault, match="does not erase blocks; a restart may find them"),
+        ):
+            tier.clear() if what == "clear" else tier.forget([key(1)])
     assert tier.has([key(1)]) == [False]
     tier.forget([key(1)])
     link.tell()
     link.hear()  # until it is killed
 
 
-@pytest.mark.parametrize("what", ["forget", "clear"])
+@pytest.mark.parametrize("what", ["forget", "clear", *ASKED])
 def test_what_a_disk_refused_to_erase_is_erased_by_the_next_call(tmp_path: Path, what: str) -> None:
     """A `forget` that returns means that no restart finds the block."""
     folder = tmp_path / "kv"
@@ -479,6 +489,33 @@ def test_what_a_disk_refused_to_erase_is_erased_by_the_next_call(tmp_path: Path,
     peer.kill()
     with tier_on(folder, np.zeros((8, ROW), np.uint8), capacity=20) as tier:
         assert tier.has([key(1)]) == [False]
+
+
+def refuses_late(_link: Link, folder: Path) -> None:
+    """Role: the disk is slow to erase; what is under way then, it refuses."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        for number in (1, 2):
+            assert store(tier, rows, number)
+        every = calls()
+        with ExitStack() as refused:
+            with every.failing(Fault("erase", 1, "pwrite", STALL))("erase"):
+                tier._begin_to_forget([key(2)])
+                until(every.is_reached, "its header is being erased")
+                refused.enter_context(refused_from(0))
+                tier._begin_to_clear()
+                orders = [tier._begin_to_forget([key(1)]) for _ in range(2)]
+            for order in orders:
+                with pytest.raises(SystemFault, match="a restart may find them"):
+                    tier._wait_until_erased(order, Deadline(PATIENCE))
+        tier.forget([key(1)])
+
+
+def test_what_a_disk_refuses_to_erase_later_is_not_forgotten(tmp_path: Path) -> None:
+    """A `forget` beside a `clear` that fails does not return as if nothing had been there."""
+    start(refuses_late, tmp_path / "kv", method="spawn", command=preloaded()).result()
+    with tier_on(tmp_path / "kv", np.zeros((8, ROW), np.uint8), capacity=20) as tier:
+        assert tier.has([key(1), key(2)]) == [False, False]
 
 
 @contextmanager
