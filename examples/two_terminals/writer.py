@@ -7,7 +7,7 @@ from pathlib import Path
 from memlane import MessageQueue
 
 folder = Path(sys.argv[1])
-with MessageQueue(n_reader=1, n_local_reader=1, name="steps") as queue:
+with MessageQueue(n_reader=1, name="steps") as queue:
     new = folder / "steps.new"
     new.write_text(queue.export_handle(0).to_json())
     os.replace(new, folder / "steps.json")  # a reader finds all of the handle, or none

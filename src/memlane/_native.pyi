@@ -1110,6 +1110,10 @@ class DiskTier:
     def touch(self, keys: object) -> None: ...
     def forget(self, keys: object) -> DiskOrder: ...
     def clear(self) -> DiskOrder: ...
+    @property
+    def last(self) -> int:
+        """The ticket of the latest store or load; 0: there was none."""
+
     def keep_uses(self) -> DiskOrder:
         """Writes when blocks were used, for a restart."""
 

@@ -23,7 +23,7 @@ from memlane import (
     WrongProcess,
 )
 from memlane._native import PairOutside
-from memlane.tiers import BlockPool, DiskArray, TierChain
+from memlane.tiers import BlockPool, DiskArray, DiskTier, TierChain
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from tests.base.test_failing_calls import calls, preloaded
 from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
@@ -388,3 +388,23 @@ def test_an_array_that_is_closed(tmp_path: Path) -> None:
     for call in (tier.statistics, tier.drain, lambda: tier.set_epoch(1)):
         with pytest.raises(Closed):
             call()
+
+
+def test_a_close_that_was_interrupted_between_two_disks_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    rows = np.zeros((2, ROW), np.uint8)
+    tier = DiskArray(paths, rows, "1MiB", direct=False)
+    second = [*tier.disks.values()][1]
+    monkeypatch.setattr(second, "close", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tier.close()
+    monkeypatch.undo()
+    tier.close()
+    DiskTier(paths[1], rows, "1MiB", direct=False).close()  # it is nobody's now
+    tier.close()
+
+
+def interrupt(_timeout: float) -> None:
+    raise KeyboardInterrupt

@@ -498,6 +498,8 @@ void bind_disk(nb::module_& m) {
                 return self.call([&](DiskTier& tier) { return tier.load(asked.asked(), blocks_in(rows), deadline); });
             },
             "keys"_a, "rows"_a, "timeout"_a)
+        .def_prop_ro("last", [](const DiskObject& self) { return self.open().tier.last(); },
+                     "The ticket of the latest store or load; 0: there was none.")
         .def(
             "touch",
             [](const DiskObject& self, nb::handle keys) {

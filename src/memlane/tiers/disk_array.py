@@ -229,9 +229,17 @@ class DiskArray(Tier):
         deadline = Deadline(self._timeout if timeout is None else timeout)
         job = _Job(Ticket(next(self._tickets)), np.zeros(count, np.bool_), len(parts))
         with self._locked():  # no part is reported before all are begun
-            for disk, own, at in parts:
-                ticket = begin(disk, own, rows[at], deadline.left())
-                self._parts[disk, ticket] = (job, at)
+            before = {disk: disk._native.last for disk, _, _ in parts}
+            try:
+                for disk, own, at in parts:
+                    ticket = begin(disk, own, rows[at], deadline.left())
+                    self._parts[disk, ticket] = (job, at)
+            except BaseException:  # the parts that were begun, known by now or not, are reported
+                for disk, _, at in parts:
+                    for number in range(before[disk] + 1, disk._native.last + 1):
+                        self._parts.setdefault((disk, Ticket(number)), (job, at))
+                job.parts = sum(part is job for part, _ in self._parts.values())
+                raise
         return job.ticket
 
     def poll(self) -> list[Done]:
@@ -249,7 +257,7 @@ class DiskArray(Tier):
     def _add(self, disk: DiskTier, done: Done) -> None:
         """Adds the report of a part; a second time, after an interruption, to no effect."""
         job, at = self._parts.get((disk, done.ticket), (None, []))
-        if job is None:  # its call was interrupted
+        if job is None:  # it was added
             return
         job.ok[at], job.done[disk] = done.ok, done
         if len(job.done) == job.parts and not job.is_reported:
@@ -284,18 +292,27 @@ class DiskArray(Tier):
 
     def close(self, timeout: float | None = None) -> None:
         deadline = Deadline(self._timeout if timeout is None else timeout)
-        with suppress(Closed, WrongProcess):
+        for disk in self._each:  # before one that does not answer takes all the time
             if deadline.left():
-                for disk in self._each:  # before one that does not answer takes all the time
+                with suppress(Closed, WrongProcess):
                     disk._native.keep_uses()
-            while self.drain(deadline.left()):
-                with self._locked():  # so that no other thread begins anything now
-                    if all(disk.drain(0) for disk in self._each):
+        with suppress(WrongProcess):
+            while all(_is_idle(disk, deadline.left()) for disk in self._each):
+                with self._lock:  # so that no other thread begins anything now
+                    if all(_is_idle(disk, 0) for disk in self._each):
                         _do_all(self._each, lambda disk: disk.close(deadline.left()))
                         self._ready.close()
                         return
             # All stay open: reports would be lost with a disk that is closed before another one.
             raise TimedOut("a disk tier has work under way; its rows must not be freed", timeout)
+
+
+def _is_idle(disk: DiskTier, timeout: float) -> bool:
+    """Waits until it is, or was closed by a call that was interrupted."""
+    try:
+        return disk.drain(timeout)
+    except Closed:
+        return True
 
 
 def _numbers_of_places(disks: dict[str, DiskTier]) -> list[int]:
