@@ -23,14 +23,9 @@ exclude_patterns = ["_build"]
 needs_sphinx = "7.4"
 
 smartquotes_action = "D"  # dashes, but no quotes
-# Text: Markdown. `[the demo](repo:examples/engine)` links to a file of the repository.
-myst_enable_extensions = ["colon_fence", "deflist"]
+# Text: Markdown. A relative link to a file that is no page is a download.
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-myst_url_schemes = {
-    "http": None,
-    "https": None,
-    "repo": {"url": REPOSITORY + "/blob/main/{{path}}"},
-}
 
 # The API reference: from docstrings, in which `x` is code.
 default_role = "literal"
