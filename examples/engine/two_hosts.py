@@ -72,11 +72,12 @@ def _show(workload: Workload, host: lab.Host, cable: lab.Cable, delay_ms: float)
         print(f"memlane engine on two hosts: {workload.title}")
         pids = {rank: f"{rank} (pid {crew.pid(rank)})" for rank in crew.processes}
         for number, address, ranks, way in (
-            (1, here, HERE, f"through shared memory; scheduler (pid {os.getpid()})"),
+            (1, here, HERE, "through shared memory"),
             (2, there, THERE, "over TCP, which one of them relays to the other"),
         ):
             names = ", ".join(pids[rank] for rank in ranks)
             print_line(f"host {number}", f"{address}: workers {names}, {way}")
+        print_line("scheduler", f"pid {os.getpid()}, on host 1")
         print_line("cable", f"{delay_ms:g} ms each way, up to a tenth more")
         segments = [
             queue.handle.buffer_handle[3]

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "os/clock.hpp"
 #include "os/process.hpp"
 
 namespace memlane::os {
@@ -57,10 +58,11 @@ private:
 // By numbers: glibc 2.28 has no functions for these two calls.
 inline std::int64_t own_thread() noexcept { return ::syscall(SYS_gettid); }
 
-// Waits until the system no longer counts a thread that was joined, a moment later. By yields, because nothing tells.
+// Waits until the system no longer counts a thread that was joined: a moment, or until it gets a processor. By yields, because
+// nothing tells.
 inline void until_gone(std::int64_t thread) noexcept {
-    constexpr int kTries = 1000;
-    for (int i = 0; i < kTries && ::syscall(SYS_tgkill, ::getpid(), thread, 0) == 0; ++i) ::sched_yield();
+    const Nanoseconds end = monotonic_now() + 100 * kMillisecond;
+    while (::syscall(SYS_tgkill, ::getpid(), thread, 0) == 0 && monotonic_now() < end) ::sched_yield();
 }
 
 // Runs `work` on a detached thread that blocks signals. False if the system has no more threads.

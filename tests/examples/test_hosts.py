@@ -35,7 +35,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     said = finished.stdout
     assert finished.returncode == 0, said + finished.stderr
     assert "Traceback" not in finished.stderr  # but a slow start may be remarked upon
-    scheduler = re.search(r"scheduler \(pid (\d+)\)", said)
+    scheduler = re.search(r"scheduler +pid (\d+), on host 1", said)
     workers = dict(re.findall(r"(\d) \(pid (\d+)\)[,: ]", said.partition("cable")[0]))
     assert scheduler is not None
     assert list(workers) == ["1", "2", "3", "4"]
