@@ -61,13 +61,13 @@ def child_ends(child: int) -> int:
     return 99
 
 
-def forking(_link: Link, rank: int | None) -> None:
+def forking(_link: Link, rank: int | None, at_end: bool) -> None:
     instance = new_id()
     owner = os.getpid()
     children: list[int] = []
 
-    def progress(done: int, _total: int) -> None:
-        if os.getpid() == owner and not children:
+    def progress(done: int, total: int) -> None:
+        if os.getpid() == owner and not children and (done == total or not at_end):
             children.append(os.fork())
 
     try:
@@ -85,7 +85,8 @@ def forking(_link: Link, rank: int | None) -> None:
 
 
 @pytest.mark.skipif(is_sanitized("asan"), reason="libasan's malloc may be locked in the child")
+@pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("rank", [None, 1])
-def test_a_fork_in_the_middle_of_a_start(rank: Any) -> None:
+def test_a_fork_in_a_start(rank: Any, at_end: bool) -> None:
     """By `progress`, as by a signal handler: the parent's start continues, the child's raises."""
-    start(forking, rank).result()
+    start(forking, rank, at_end).result()

@@ -32,9 +32,10 @@ class Holding(Owned):
             raise InvalidArgument(f"{plan.total_bytes} bytes are too many for a region")
         directory = os.fsencode(plan.directory)
         file = RegionFile(directory, file_name, plan.total_bytes, num_blocks, row_bytes, cell_bytes)
+        self.file = file
         with undone_by(lambda: file.leave(_LEAVE_PATIENCE)):
             started = _start.start(file, plan)
-        self.file = file
+            self.require_own()
         self.is_creator = started.is_creator
         self.pages = started.pages
         memory = file.region_map()
