@@ -246,7 +246,8 @@ class CorruptMessage(MemlaneError, ValueError):
 
 
 class LayoutMismatch(MemlaneError, ValueError):
-    """A segment's layout or geometry differs from the requested one; the text states both."""
+    """A segment's layout or geometry, or the version of a peer elsewhere, differs from this
+    process's; the text states both."""
 
 
 class ObjectGone(MemlaneError, ValueError):

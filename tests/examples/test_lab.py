@@ -123,7 +123,8 @@ def test_a_cable_is_pulled_and_plugged() -> None:
         assert received(end) == []
         there.plug()
         send(end, range(4, 5))
-        assert received(end, 1) == [4]
+        # The kernel may have kept 3, if it had to ask whose the address is before it could send it.
+        until(lambda: 4 in received(end, 1))
 
 
 def test_hosts_do_not_share_memory() -> None:

@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from memlane.broadcast.protocol.frames import Header, Hello, Report, ReportRow, What, control
+from memlane.broadcast.protocol.frames import (
+    VERSION,
+    Header,
+    Hello,
+    Report,
+    ReportRow,
+    What,
+    control,
+)
 from memlane.broadcast.protocol.peer import MAX_IDLE_FRAMES
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.protocol.states import Life, Link, Stream
-from memlane.errors import CorruptMessage, InvalidArgument
-from tests.sessions.world import BOUND, EPOCH, HANDSHAKE, WINDOW, Line, Reader, World
+from memlane.errors import CorruptMessage, InvalidArgument, LayoutMismatch
+from tests.sessions.world import BOUND, EPOCH, HANDSHAKE, OTHER_VERSION, WINDOW, Line, Reader, World
 
 
 def world(*hosts: int, relay: bool = False, pieces: int = 1) -> World:
@@ -702,6 +710,52 @@ def a_member_that_attaches_for_ever_while_its_writer_closes() -> None:
         made.claim(reader, line, hello_of(reader, number=number))
         made.advance()
     assert made.missed == made.peers
+
+
+def a_reader_of_another_version() -> None:
+    """It says so, and learns it; the writer goes on once one of this version has its place."""
+    made = one_of_two_is_here()
+    made.heal(1)
+    reader, line = liar(made, 1)
+    line.to_writer.clear()
+    made.claim(reader, line, OTHER_VERSION + bytes(44))
+    (answer,) = line.to_reader.popleft()[1]
+    assert made.writer.has_dead()
+    with pytest.raises(LayoutMismatch, match=f"speaks version {VERSION + 1} of the protocol"):
+        made.writer.places.raise_death()
+    session = ReaderSession("q", 1, 1, b"1", "", "h1", "there", BOUND, made.now)
+    session.receive(OTHER_VERSION + answer[4:], None, made.now)
+    assert isinstance(session.connection.failure, LayoutMismatch)
+    made.claim(reader, line, hello_of(reader))
+    assert not made.writer.has_dead()
+    end(made, missed=1)
+
+
+def a_reader_of_another_version_that_is_released() -> None:
+    made = one_of_two_is_here()
+    made.heal(1)
+    reader, line = liar(made, 1)
+    line.to_writer.clear()
+    made.claim(reader, line, OTHER_VERSION + bytes(44))
+    made.writer.release(1, made.now)
+    assert not made.writer.has_dead()
+    end(made)
+
+
+def a_member_that_pretends_to_be_of_another_version() -> None:
+    """On its own connection and on a new one, with its own key and with a former one."""
+    made = world(0, 1)
+    reader, line = liar(made)
+    for each in (line, made.dial(reader)):
+        made.claim(reader, each, OTHER_VERSION + bytes(44))
+    assert not made.writer.has_dead()
+    made.kill(made.readers[1])
+    made.run(8)
+    made.writer.release(1, made.now)
+    made.writer.readmit(1, made.now, lambda _: None)
+    made.writer.heard(b"stranger", OTHER_VERSION + bytes(44), made.now, 1, "somewhere")
+    assert not made.writer.has_dead()
+    end(made, missed=1)
 
 
 def a_member_that_is_refused_and_does_not_read() -> None:

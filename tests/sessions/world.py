@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from memlane.broadcast.protocol.frames import (
+    VERSION,
     Header,
     Hello,
     Kind,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 BOUND = 1.0
 WINDOW, WINDOW_BYTES = 4, 60
 STEP = 0.2
+OTHER_VERSION = b"mlq" + bytes([VERSION + 1])  # begins its frames
 HANDSHAKE = 3 * BOUND
 """Seconds after which a reader ends a handshake that nobody answers."""
 EPOCH = 77
@@ -675,7 +677,8 @@ class World:
             body = Report(name, dice.choice(["id", "", "lie"]), rows)
         epoch = EPOCH if dice.random() < 0.9 else dice.randrange(3)
         header = Header(what, epoch, number, dice.randrange(6), dice.randrange(3))
-        return control(header, body)
+        frame = control(header, body)
+        return frame if dice.random() < 0.95 else OTHER_VERSION + frame[4:]
 
     # What must hold ---------------------------------------------------------------------------
 
@@ -723,7 +726,7 @@ class World:
             is_unexplained &= peer.life is not Life.DEAD
             if self.missed is not None and is_unexplained:
                 is_attaching = reader.ring is not None and not reader.is_behind
-                is_named = peer in self.missed or is_attaching or not self.sent
+                is_named = peer in self.missed or is_attaching or peer.first == self.sent
                 assert is_named, f"reader {reader.rank} was told nothing of the end: {self.story()}"
             if reader.outcome == "ReaderGivenUp":
                 assert peer.life is Life.DEAD

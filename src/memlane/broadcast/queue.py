@@ -236,7 +236,8 @@ class MessageQueue(AnyQueue[M]):
             TimedOut: a writer on another host did not answer within `timeout` seconds.
             SegmentMissing: the queue is gone or on another host, or all readers have attached.
             RankTaken: the rank is or was attached, or all remote readers are.
-            SegmentRefused, LayoutMismatch: the file of that name is not the queue's memory.
+            SegmentRefused, LayoutMismatch: the file of that name is not the queue's memory; or the
+                writer on another host speaks another version of the protocol.
             WriterUnreachable: nobody answers at the handle's address (any more).
             AccessRefused: the peer there is not the queue's writer, or does not accept this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
@@ -410,6 +411,7 @@ class MessageQueue(AnyQueue[M]):
             TimedOut: after `timeout` seconds; it names the missing readers.
             PeerDied: the writer or a reader has died. ReaderDied, with `rank` None and an
                 `exitcode`: one of `processes` ended before it attached.
+            LayoutMismatch: a reader on another host speaks another version of the protocol.
             Unsupported: `processes` on a reader, and there are readers on other hosts: only the
                 writer knows which processes those are.
         """
@@ -520,6 +522,7 @@ class MessageQueue(AnyQueue[M]):
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
             ReaderDied: a reader died, until `release_reader` is called for it.
+            LayoutMismatch: as `wait_until_ready`, until `release_reader` is called for it.
             ShmExhausted: /dev/shm has no space for it, and every reader has read everything. It
                 names the readers that keep arrays or views.
             InvalidType: msgpack lacks its type, or it cannot be pickled; then the error is also of

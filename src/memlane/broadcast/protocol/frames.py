@@ -40,6 +40,7 @@ MOST_CONTROL = 4 * 1024
 _HEADER = Struct("<3sBBBHQQIIQQ")
 HEADER_BYTES = _HEADER.size
 _MAGIC = b"mlq"
+_BEGIN = _MAGIC + bytes([VERSION])
 
 
 class What(IntEnum):
@@ -104,18 +105,31 @@ def whole_header(epoch: int, sequence: int, kind: int, total: int) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, 1, kind, 0, epoch, sequence, 0, 1, 0, total)
 
 
+class OtherVersion(CorruptMessage):
+    """A frame does not begin as those of this version do; `is_memlane`, but as another's."""
+
+    def __init__(self, begin: bytes) -> None:
+        self.is_memlane = begin[:-1] == _MAGIC
+        self._theirs = f"another protocol (its frames begin with {begin!r})"
+        if self.is_memlane:
+            self._theirs = f"version {begin[-1]} of the protocol between hosts"
+        super().__init__(self.text("the peer"))
+
+    def text(self, peer: str) -> str:
+        """Says who has which version."""
+        return (
+            f"{peer} speaks {self._theirs}, this process version {VERSION}; use the same version "
+            f"of memlane on both sides"
+        )
+
+
 def header_of(part: bytes | memoryview) -> Header:
     """The header at the beginning of a frame; CorruptMessage if there is none."""
+    if part[: len(_BEGIN)] != _BEGIN:
+        raise OtherVersion(bytes(part[: len(_BEGIN)]))
     if len(part) < HEADER_BYTES:
         raise CorruptMessage(f"a frame of {len(part)} bytes is shorter than its header")
-    magic, version, what, kind, _, epoch, sequence, piece, pieces, offset, total = (
-        _HEADER.unpack_from(part)
-    )
-    if magic != _MAGIC or version != VERSION:
-        raise CorruptMessage(
-            f"a frame begins with {magic!r} and version {version}, not with {_MAGIC!r} and "
-            f"version {VERSION}; use the same version of memlane on both sides"
-        )
+    _, _, what, kind, _, epoch, sequence, piece, pieces, offset, total = _HEADER.unpack_from(part)
     return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
 
 

@@ -82,6 +82,7 @@ class Peer:
     greeting: int = 0  # the number of its latest HELLO
     end_due: float = 0.0  # when END is sent again
     was_refused: bool = False  # although it is attached: it claimed what cannot be
+    other_version: str = ""  # while it is missing: why the process that has its key cannot attach
     idle_frames: int = 0  # since it last made progress, or its answers were read
     resent_bytes: int = 0  # on this connection, because it asked for them again
     moved_bytes: int = 0  # that its host has received since it last took a message
@@ -187,6 +188,7 @@ class Peer:
         self.greeting, self.asks = greeting, False
         self.said.clear()
         self.route, self.pid, self.address = route, pid, address
+        self.other_version = ""
         self.apply(Event.CONNECTED, now)
 
     def begin_stream(self, cursor: Cursor, welcome: bytes, now: float) -> None:
@@ -261,6 +263,11 @@ class Peer:
         is_first, self.was_refused = not self.was_refused, True
         return is_first
 
+    def refuse_version(self, why: str) -> None:
+        """The process that has its key speaks another version."""
+        if self.is_missing:
+            self.other_version = why
+
     def question(self) -> None:
         self.asks = True
 
@@ -313,7 +320,7 @@ class Peer:
     def release(self, rank: int, now: float) -> None:
         """The application goes on without it."""
         self.keep_for(rank)
-        self.is_silent = False
+        self.is_silent, self.other_version = False, ""
         self.apply(Event.RELEASED, now)
 
     def die(self, event: Event, why: str, word: bytes, now: float) -> None:
@@ -353,7 +360,7 @@ class Peer:
             doing = f"attaching behind {self.via.name}'s relay, {waits}"
             return Facts(self.name, "absent", doing=doing)
         if self.is_absent:
-            return Facts(self.name, "absent")
+            return Facts(self.name, "absent", doing=self.other_version)
         # Only its own host knows whether it is stopped.
         state: State = self.state
         doing = "connected" if self.is_here else ""

@@ -21,7 +21,7 @@ from memlane._base.naming import MOST_NAMED, names_of, not_readmitted
 from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
 from memlane.broadcast.protocol.peer import Peer
 from memlane.broadcast.protocol.states import Life, Link
-from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
+from memlane.errors import CorruptMessage, InvalidArgument, LayoutMismatch, ReaderDied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -79,6 +79,10 @@ class Places:
 
     def dead(self) -> Iterator[Peer]:
         return (peer for peer in self.peers if peer.life is Life.DEAD)
+
+    def failed(self) -> Iterator[Peer]:
+        """The readers that are dead, or cannot attach because they are of another version."""
+        return (peer for peer in self.peers if peer.life is Life.DEAD or peer.other_version)
 
     def holders(self, rank: int) -> list[Peer]:
         """Returns the peers that have, or had, that rank."""
@@ -188,9 +192,12 @@ class Places:
         return tuple(peer.statistics(sent) for peer in self.peers)
 
     def raise_death(self) -> None:
-        """Raises ReaderDied until the dead reader is released."""
-        for peer in self.dead():
+        """Raises ReaderDied until the dead reader is released; LayoutMismatch for one of another
+        version, until it is released or one of this version has attached."""
+        for peer in self.failed():
             rank = peer.rank_or_usual
+            if peer.other_version:
+                raise LayoutMismatch(peer.other_version)
             raise ReaderDied(
                 rank,
                 peer.pid,

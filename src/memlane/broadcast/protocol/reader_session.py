@@ -18,6 +18,7 @@ from memlane.broadcast.protocol.frames import (
     Header,
     Hello,
     Kind,
+    OtherVersion,
     Refused,
     Report,
     ReportRow,
@@ -34,6 +35,7 @@ from memlane.broadcast.protocol.states import STREAM, Stream, StreamEvent
 from memlane.errors import (
     CorruptMessage,
     InvalidArgument,
+    LayoutMismatch,
     MemlaneError,
     RankTaken,
     ReaderGivenUp,
@@ -289,12 +291,16 @@ class ReaderSession:
 
     def receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
         """Handles one frame of the writer. A wrong one raises CorruptMessage and changes nothing,
-        except that the wanted frame is requested again."""
+        except that the wanted frame is requested again. If the writer's first frame is one of
+        another version, this reader has failed."""
         if self._greet_at is not None:  # the answer is on its way behind this frame
             self._greet_at = now + self._repeat
         try:
             self._receive(part, payload, now)
-        except CorruptMessage:
+        except CorruptMessage as error:
+            if isinstance(error, OtherVersion) and not self.was_welcome:
+                self._fail(LayoutMismatch(error.text(f"the writer at {self._where}")))
+                return
             if self.is_welcome:
                 self.greet(now)
             raise
@@ -372,6 +378,9 @@ class ReaderSession:
                 failure = ReaderGivenUp(rank, pid, refused.text)
             case _:
                 failure = InvalidArgument(refused.text)
+        self._fail(failure)
+
+    def _fail(self, failure: MemlaneError) -> None:
         self.connection.fail(failure)
         self._greet_at, self.has_left = None, True  # a refused reader owes no BYE
 

@@ -23,6 +23,7 @@ from memlane.broadcast.protocol.frames import (
     Absent,
     Header,
     Hello,
+    OtherVersion,
     Refused,
     Report,
     Welcome,
@@ -76,6 +77,7 @@ class WriterSession:
         self.outbox = Outbox(self._peers, options.window, options.window_bytes)
         self._answers: deque[tuple[bytes, bytes]] = deque()  # for those that have no stream
         self._has_taken = False  # some reader has, since messages were last dropped
+        self._has_met_others = False  # of another version, without a key
         self.unwanted: deque[bytes] = deque()
         self.is_asked = self.is_everybody_here = False
         self.ending = Ending(
@@ -139,7 +141,10 @@ class WriterSession:
         peer = self.places.at(route)
         was_idle, line = True, None
         try:
-            header, body = parsed(frame)
+            try:
+                header, body = parsed(frame)
+            except OtherVersion as error:
+                return self._refuse_version(route, error, ticket, address)
             if header.what == What.HELLO:
                 if ticket is None:
                     ticket = self._ticket_of_token(body.token)
@@ -156,6 +161,24 @@ class WriterSession:
             if was_idle and peer is not None and peer.note_idle_frame():
                 self._reject(route)
         return line
+
+    def _refuse_version(
+        self, route: bytes, error: OtherVersion, ticket: int | None, address: str
+    ) -> str | None:
+        """Answers a peer of another version, which knows this one by the answer's first bytes. If
+        it has proven a key, nobody waits any longer for the reader that has it. Without keys it may
+        be anyone: returns a line for the log, once."""
+        if self.is_known(route) or (ticket is None and not error.is_memlane):
+            raise error
+        line = error.text(f"a reader at {address}")
+        self._answers.append((route, self._frame(What.REFUSED, body=Refused("version", line))))
+        if ticket is None:
+            is_first, self._has_met_others = not self._has_met_others, True
+            return line if is_first else None
+        peer = self._peers[ticket % len(self._peers)]
+        if ticket == self._ticket_of(peer):
+            peer.refuse_version(error.text(f"{peer.name} at {address}"))
+        return None
 
     def _ticket_of(self, peer: Peer) -> int:
         """Returns the ticket that the key of its place and generation proves."""
@@ -445,7 +468,7 @@ class WriterSession:
             peer.part(now)
 
     def has_dead(self) -> bool:
-        return any(self.places.dead())
+        return any(self.places.failed())
 
     def release(self, rank: int, now: float) -> None:
         """Stops waiting for that reader."""
