@@ -1,112 +1,61 @@
 """A data loader whose workers may die: python examples/data_loader.py (pip install .)
 
-The trainer tells its workers by one queue which samples each of them loads next, and gathers the
-samples. One worker is killed in the middle of an epoch. The trainer learns it, starts another one
-in its place, and has it load what the dead one owed: every sample arrives, and arrives once.
+The trainer has its workers load a part of the next batch each while it trains on one. A worker is
+killed in the middle of an epoch: another process takes its place, and loads what it owed. Every
+sample arrives, and arrives once.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import signal
 import tempfile
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 
-from memlane import Gather, GatherHandle, Handle, MessageQueue, ReaderDied, WriterDied
+from memlane import WorkerDied, WorkerGroup
 
 Sample = tuple[int, np.ndarray]
-Plan = dict[int, list[int]]
-"""Which samples each worker loads."""
 SHAPE = (3, 224, 224)
 
 
-def load(folder: str, plans: Handle, rank: int, samples: GatherHandle) -> None:
-    """Role: a worker. Loads what the trainer wants, until it closes."""
-    with (
-        # In this order: whoever has a plan can say that it has died.
-        Gather[Sample].create_from_handle(samples, rank) as out,
-        MessageQueue[Plan].create_from_handle(plans, rank) as todo,
-    ):
-        for plan in todo:
-            for number in plan.get(rank, []):
-                image = np.load(f"{folder}/{number}.npy")
-                out.enqueue((number, (image.astype(np.float32) / 255 - 0.5) / 0.25))
+class Worker:
+    """A process that loads samples."""
 
-
-class Loader:
-    """The trainer's side: its workers, and what each of them owes."""
-
-    def __init__(self, folder: str, workers: int) -> None:
+    def __init__(self, rank: int, world: int, folder: str) -> None:
         self._folder = folder
-        self._plans = MessageQueue[Plan](workers, workers)
-        self._samples = Gather[Sample](workers)
-        self._owed: dict[int, set[int]] = {rank: set() for rank in range(workers)}
-        self.processes = {
-            rank: self._start(
-                rank, self._plans.export_handle(rank), self._samples.export_handle(rank)
-            )
-            for rank in range(workers)
-        }
-        self._plans.wait_until_ready(60, processes=self.processes.values())
 
-    def _start(self, rank: int, plans: Handle, samples: GatherHandle) -> BaseProcess:
-        process = multiprocessing.get_context("spawn").Process(
-            target=load, args=(self._folder, plans, rank, samples), daemon=True
-        )
-        process.start()
-        return process
+    def load(self, numbers: list[int]) -> list[Sample]:
+        images = ((number, np.load(f"{self._folder}/{number}.npy")) for number in numbers)
+        return [(number, (image.astype(np.float32) / 255 - 0.5) / 0.25) for number, image in images]
 
-    def want(self, numbers: list[int]) -> None:
-        """Has these samples loaded, by whoever owes least."""
-        plan: Plan = {rank: [] for rank in self._owed}
-        for number in numbers:
-            rank = min(plan, key=lambda rank: len(self._owed[rank]))
-            plan[rank].append(number)
-            self._owed[rank].add(number)
-        self._send(plan)
 
-    def _send(self, plan: Plan) -> None:
-        try:
-            self._plans.enqueue(plan)
-        except ReaderDied as death:  # nobody has got it; `take` replaces that worker
-            self._plans.release_reader(death.rank or 0)
-            self._send(plan)
+class Batch:
+    """Samples that workers load, a part each."""
 
-    def take(self) -> Sample:
-        """The next sample, of whichever worker."""
-        while True:
-            try:
-                number, image = self._samples.dequeue(timeout=60)
-            except WriterDied as death:  # after all that it had sent
-                self._replace(death.rank or 0, death.pid)
-                continue
-            for owed in self._owed.values():
-                if number in owed:
-                    owed.remove(number)
-                    return number, image
+    def __init__(self, group: WorkerGroup[Worker], numbers: list[int]) -> None:
+        self._group = group
+        self._parts = [numbers[rank :: group.world] for rank in group.ranks]
+        self._call = group.scatter(Worker.load, self._parts)
 
-    def _replace(self, rank: int, pid: int) -> None:
-        self._samples.release_writer(rank)
-        self._plans.release_reader(rank)
-        handles = self._plans.readmit(rank), self._samples.readmit(rank)
-        self.processes[rank] = self._start(rank, *handles)
-        owed = sorted(self._owed[rank])
-        self._send({rank: owed})  # the first that the new one gets
-        print(
-            f"worker {rank} (pid {pid}) died and owed {len(owed)} samples; replaced by pid "
-            f"{self.processes[rank].pid}"
-        )
-
-    def close(self) -> None:
-        self._plans.close()
-        for process in self.processes.values():
-            process.join()
-        self._samples.close()
+    def samples(self) -> list[Sample]:
+        """Waits for them. What a dead worker owes is loaded by the process that replaces it."""
+        samples: list[Sample] = []
+        for rank, loaded in enumerate(self._call.outcomes(timeout=60)):
+            if isinstance(loaded, WorkerDied):
+                owed = self._parts[rank]
+                samples += self._group[rank].call(Worker.load, owed)[0]
+                print(
+                    f"worker {rank} (pid {loaded.pid}) died and owed {len(owed)} samples; "
+                    f"replaced by pid {self._group.pids[rank]}"
+                )
+            elif isinstance(loaded, BaseException):
+                raise loaded
+            else:
+                samples += loaded
+        return samples
 
 
 def main() -> None:
@@ -119,23 +68,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.samples):
             np.save(Path(folder) / f"{number}.npy", dice.integers(0, 256, SHAPE, np.uint8))
-        loader = Loader(folder, arguments.workers)
         order = [int(number) for number in dice.permutation(arguments.samples)]
         batches = [order[at : at + arguments.batch] for at in range(0, len(order), arguments.batch)]
         seen: list[int] = []
         mean = 0.0
-        loader.want(order[: arguments.batch])
-        for step, batch in enumerate(batches):
-            if step + 1 < len(batches):
-                loader.want(batches[step + 1])  # is loaded while this one is trained on
-            if step == len(batches) // 2:
-                os.kill(
-                    loader.processes[arguments.workers - 1].pid or 0, signal.SIGKILL
-                )  # an accident
-            images = [loader.take() for _ in batch]
-            seen += [number for number, _ in images]
-            mean += float(np.stack([image for _, image in images]).mean()) / len(batches)
-        loader.close()
+        with WorkerGroup(Worker, arguments.workers, args=[folder], on_death="replace") as group:
+            following = Batch(group, batches[0])
+            for step in range(len(batches)):
+                batch = following
+                if step + 1 < len(batches):
+                    following = Batch(group, batches[step + 1])  # loaded while this one is used
+                if step == len(batches) // 2:
+                    os.kill(group.pids[-1], signal.SIGKILL)  # an accident
+                samples = batch.samples()
+                seen += [number for number, _ in samples]
+                mean += float(np.stack([image for _, image in samples]).mean()) / len(batches)
     missing, twice = set(order) - set(seen), len(seen) - len(set(seen))
     counts = f"{len(missing)} missing, {twice} twice"
     print(f"{len(seen)} samples in {len(batches)} batches, {counts}; mean {mean:.3f}")
