@@ -124,10 +124,3 @@ def test_every_point_of_the_code_is_among_them() -> None:
     assert len(named) > 20
     passed = start(passages_of, method="spawn", command=hooked()).result(SECONDS)
     assert passed == named
-
-
-def test_every_point_is_documented() -> None:
-    """The page about reliability lists the points that there are."""
-    page = (ROOT / "docs/reliability.md").read_text()
-    listed = page[page.index("## A death at every point") : page.index("After each death")]
-    assert set(re.findall(r"`([a-z.]+)`", listed)) == named_points()

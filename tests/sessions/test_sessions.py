@@ -1,12 +1,11 @@
 """Any sequence of what networks, processes and signal handlers do to a writer and its readers.
 
 `MEMLANE_EXAMPLES` is the number of sequences (`make soak`: a million); a failure is minimised.
-`docs/design/remote.md` has the table of the rules.
+`rules.py` has the table of the rules.
 """
 
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,10 +169,3 @@ def test_every_row_is_needed(
         except (AssertionError, IndexError, KeyError):
             return
     pytest.fail("every example goes well without it")
-
-
-def test_the_table_of_rules_is_current() -> None:
-    """`docs/design/remote.md` has a row for each."""
-    text = (Path(__file__).parents[2] / "docs/design/remote.md").read_text()
-    for rule in RULES:
-        assert f"| {rule.name} | `{rule.owner.__name__}.{rule.method}` |" in text
