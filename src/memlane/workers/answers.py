@@ -65,7 +65,7 @@ class Answers:
     @property
     def is_in_a_call(self) -> bool:
         """This thread receives, and a signal handler has interrupted it."""
-        return self._leader == {"is": threading.get_ident()}
+        return bool(self._leader) and self._leader == {"is": threading.get_ident()}
 
     @property
     def loops(self) -> Loops:
@@ -95,7 +95,8 @@ class Answers:
             finally:
                 if self._leader == mine:  # no call before it, in which a handler could raise
                     self._leader.clear()
-                    self._wake()
+                    if self.followers:
+                        self._wake()
             self._follow(is_done, deadline)
             if deadline.has_passed():
                 return is_done()

@@ -38,7 +38,7 @@ class Call(Generic[R]):
 
         Takes the answers that have come. Raises nothing of the workers.
         """
-        return self._receiver.wait(lambda: self._pending.is_settled, Deadline(0))
+        return self._receiver.wait(self._pending.is_settled, Deadline(0))
 
     def result(self, timeout: float | None = None) -> list[R]:
         """Returns the answers by rank. Raises as soon as one worker has raised or died, because
@@ -52,12 +52,12 @@ class Call(Generic[R]):
             CallTimedOut: workers have not answered in time. It may be called again.
             Exception: what the first worker raised; its notes say which one, and where.
         """
-        self._wait(lambda: self._pending.is_settled, timeout)
+        self._wait(self._pending.is_settled, timeout)
         return self._results()
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         """Is `result` for asyncio, as often as you like. If it is cancelled, the workers go on."""
-        waits = self._receiver.loops.wait(lambda: self._pending.is_settled, self._deadline)
+        waits = self._receiver.loops.wait(self._pending.is_settled, self._deadline)
         if not (yield from waits.__await__()):
             timed_out = partial(self._receiver.timed_out, self._pending, self._deadline.timeout)
             raise (yield from self._receiver.loops.beside(timed_out).__await__())
@@ -75,7 +75,7 @@ class Call(Generic[R]):
 
         `timeout` is in seconds, as in `result`. Raises CallTimedOut as `result` does.
         """
-        self._wait(lambda: self._pending.is_complete, timeout)
+        self._wait(self._pending.is_complete, timeout)
         self._pending.ask()
         found: dict[int, Any] = {**self._pending.values, **self._pending.errors}
         return [found[rank] for rank in self.ranks]

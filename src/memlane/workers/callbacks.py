@@ -47,12 +47,12 @@ class Callbacks:
             self._call_done()
 
     def _is_any_done(self) -> bool:
-        return not self._due or any(call.is_settled for call, _ in self._due)
+        return not self._due or any(call.is_settled() for call, _ in self._due)
 
     def _call_done(self) -> None:
         """Each is called by the thread that removes it."""
         for entry in [*self._due]:
-            if not entry[0].is_settled:
+            if not entry[0].is_settled():
                 continue
             try:
                 self._due.remove(entry)

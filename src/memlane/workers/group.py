@@ -23,7 +23,7 @@ from memlane import (
     WrongProcess,
 )
 from memlane._base.arguments import integer_from
-from memlane._base.deadline import Deadline
+from memlane._base.deadline import NEVER, Deadline
 from memlane._base.labels import checked_label
 from memlane._base.lifetime import Owned
 from memlane.workers.answers import Answers
@@ -335,7 +335,7 @@ class WorkerGroup(Workers[W], Owned):
             if rank is not None:
                 self._answers.note_death(rank)
         is_over = self._answers.wait(
-            lambda: all(s.is_settled for s in starts) or any(s.errors for s in starts), deadline
+            lambda: all(s.is_settled() for s in starts) or any(s.errors for s in starts), deadline
         )
         for start in starts:
             for rank, failure in start.errors.items():
@@ -460,7 +460,7 @@ class WorkerGroup(Workers[W], Owned):
 
     def _named(self, method: Any) -> tuple[str, Any]:
         """Returns the name of a method, and how to send it."""
-        name = self._methods.get(id(method))
+        name = method if isinstance(method, str) else self._methods.get(id(method))
         if name is not None:
             return name, name  # which the worker's own class may override
         return str(getattr(method, "__name__", method)), method
@@ -469,7 +469,7 @@ class WorkerGroup(Workers[W], Owned):
         self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]
     ) -> Call[Any]:
         self._check()
-        pending, deadline = Pending(name, ranks), Deadline(seconds)
+        pending, deadline = Pending(name, ranks), NEVER if seconds is None else Deadline(seconds)
         self._sender.submit(pending, message, deadline)
         return Call(self, pending, deadline)
 

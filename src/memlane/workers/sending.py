@@ -56,7 +56,7 @@ class Sender:
         self._table, self._answers, self._ranks = table, answers, ranks
         self._name, self._ring = name, ring
         self.lock = Lock()  # of the thread that sends, or replaces workers
-        self._sends = Lock()  # only to see whether this thread is in the middle of it
+        self._is_sending = False  # the thread that has the lock
         self._sent: dict[MessageQueue[Any], int] = {}
         self._unsure: tuple[MessageQueue[Any], int, Pending, Sequence[int]] | None = None
         self._lanes: list[MessageQueue[Any]] = []  # once one is needed
@@ -152,7 +152,7 @@ class Sender:
     ) -> tuple[Callable[[], bool], list[int]] | None:
         """Sends a call, and returns None. Or returns what to wait for before the next attempt, and
         the workers that owe too many answers. Raises as `submit`."""
-        if self._sends.is_mine() or self._answers.is_in_a_call:
+        if (self._is_sending and self.lock.is_mine()) or self._answers.is_in_a_call:
             raise ConcurrentUse(REENTRY)
         ranks = pending.ranks
         may_send: Callable[[], bool] | None = None
@@ -164,9 +164,12 @@ class Sender:
             full = self._table.full(ranks)
             try:
                 if not full:
-                    with self._sends:
+                    self._is_sending = True
+                    try:
                         if self._send(pending, message, deadline):
                             return None
+                    finally:
+                        self._is_sending = False
                     self._answers.wait(lambda: False, Deadline(0))  # they may keep the space
             except ReaderDied as error:  # its answers end with its death, too
                 if error.rank in self._table.deaths:  # while another one is recovered
@@ -198,8 +201,11 @@ class Sender:
 
     def _send(self, pending: Pending, message: list[Any], deadline: Deadline) -> bool:
         """Returns whether the workers get the call; if it raises, none does."""
-        self._find_out()
-        self._end_streams()
+        if self._unsure is not None:
+            self._find_out()
+        if self._ended:
+            self._end_streams()
+        pending.died = [*self._table.died]
         if len(pending.ranks) == len(self._ranks):
             return self._send_by(self.calls, pending, self._ranks, message, deadline)
         if not self._has_opened_lanes and not self._open_lanes(deadline):
@@ -230,8 +236,7 @@ class Sender:
         """Returns False if there is no space for it now."""
         before = self._sent[queue]
         self._unsure = (queue, before, pending, ranks)
-        numbers = self._table.begin(pending, ranks)
-        message[0] = numbers[ranks[0]] if len(ranks) == 1 else numbers
+        message[0] = self._table.begin(pending, ranks)
         try:
             queue.enqueue(message, deadline.left(_SLICE))
         except BaseException as error:
@@ -240,7 +245,8 @@ class Sender:
                 return False
             raise
         self._sent[queue] = before + 1
-        self._was_sent(pending, ranks)
+        if self._table.deaths or pending is self._opening:
+            self._was_sent(pending, ranks)
         self._unsure = None
         return True
 
@@ -258,10 +264,12 @@ class Sender:
             return
         if self.lock.acquire(blocking=False):
             try:
-                with self._sends, suppress(MemlaneError):  # of a worker that has died
+                self._is_sending = True
+                with suppress(MemlaneError):  # of a worker that has died
                     self._find_out()
                     self._end_streams()
             finally:
+                self._is_sending = False
                 self.lock.release()
 
     def _end_streams(self) -> None:

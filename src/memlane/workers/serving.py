@@ -11,7 +11,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from types import GeneratorType
 from typing import Any
@@ -57,7 +56,7 @@ def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: 
     except SegmentMissing as error:
         raise SystemExit(f"worker {ticket.rank} leaves: {error}") from None
     try:
-        if not server.answer(0, partial(server.make, factory, ticket, args, kwargs)):
+        if not server.answer(0, server.make, factory, ticket, args, kwargs):
             raise SystemExit(1)  # without close(), so that it counts as a death
         while True:
             server.run(*inbox.take())
@@ -123,14 +122,19 @@ class _Inbox:
         due = self._taken + 1
         while True:
             if not self._held and len(self._open) == 1:  # no lane, or it was closed
-                self._receive(self._open[0], None)
+                queue = self._open[0]
+                if (message := self._receive(queue, None)) is None:
+                    continue
+                if self._number_of(message) == due:
+                    return self._counted(message)
+                self._held[queue] = message
             for queue, message in self._held.items():
                 if self._number_of(message) == due:
-                    return self._pop(queue)
+                    return self._counted(self._held.pop(queue))
             free = [queue for queue in self._open if queue not in self._held]
             undecoded = [q for q, message in self._held.items() if isinstance(message, Exception)]
             if undecoded and not self._receive_any(free, 0):
-                return self._pop(undecoded[0])
+                return self._counted(self._held.pop(undecoded[0]))
             if not undecoded:
                 held = [self._number_of(message) or 0 for message in self._held.values()]
                 if held and (not free or min(held) < due):
@@ -145,8 +149,7 @@ class _Inbox:
         numbers: list[int] | int = message[0]
         return numbers[self._rank] if isinstance(numbers, list) else numbers
 
-    def _pop(self, queue: MessageQueue[Any]) -> tuple[int, Any]:
-        message = self._held.pop(queue)
+    def _counted(self, message: Any) -> tuple[int, Any]:
         self._taken += 1
         if self._is_cancelled(self._taken):
             message = Cancelled()
@@ -171,13 +174,19 @@ class _Inbox:
         except TimedOut:
             return False
         except Exception as error:
-            return self._goes_on(error)
+            self._goes_on(error)
+            return True
         try:
-            return self._receive(queue, timeout if len(queues) == 1 else 0)
+            message = self._receive(queue, timeout if len(queues) == 1 else 0)
         except TimedOut:
             return False
+        if message is not None:
+            self._held[queue] = message
+        return True
 
-    def _receive(self, queue: MessageQueue[Any], timeout: float | None) -> bool:
+    def _receive(self, queue: MessageQueue[Any], timeout: float | None) -> Any:
+        """Returns a call, or the exception that decoding it has raised; None if it was anything
+        else."""
         try:
             try:
                 message = queue.dequeue(timeout)
@@ -187,7 +196,7 @@ class _Inbox:
         except WriterClosed:
             queue.close()
             self._open.remove(queue)
-            return True
+            return None
         except PeerDied as error:
             raise _GroupDied(str(error)) from None
         except OutOfMemory:
@@ -195,24 +204,23 @@ class _Inbox:
         except Exception as error:
             before, self._came[queue] = self._came[queue], queue.statistics().messages
             if before == self._came[queue]:
-                return self._goes_on(error)
-            self._held[queue] = error  # it was taken, and cannot be decoded here
-            return True
+                self._goes_on(error)
+                return None
+            return error  # it was taken, and cannot be decoded here
         self._came[queue] += 1
         if message[1] == LANES:
             self.open(message[2][self._rank])
         elif message[1] == END:  # each step was sent by the same queue, before
             self._end_stream(message[2])
         else:
-            self._held[queue] = message
-        return True
+            return message
+        return None
 
-    def _goes_on(self, error: Exception) -> bool:
+    def _goes_on(self, error: Exception) -> None:
         """Logs what a signal handler has raised, not the queue, while nothing was taken."""
         if isinstance(error, MemlaneError):
             raise error
         _log.error("a signal handler has raised in idle worker %d", self._rank, exc_info=error)
-        return True
 
 
 class _Server:
@@ -231,7 +239,7 @@ class _Server:
 
     def run(self, number: int, message: Any) -> None:
         """Runs a call, and answers it. When it returns, nothing of the call is kept."""
-        self.answer(number, partial(self._call, message))
+        self.answer(number, self._call, message)
 
     def _call(self, message: Any) -> Any:
         if isinstance(message, Exception):
@@ -278,10 +286,10 @@ class _Server:
         """Drops a generator, which runs its `finally`."""
         self._streams.pop(key, []).clear()  # its exception refers to it
 
-    def answer(self, number: int, run: Callable[[], Any]) -> bool:
+    def answer(self, number: int, run: Callable[..., Any], *given: Any) -> bool:
         """Sends what `run` returns or raises; returns whether it returned."""
         try:
-            self._send([self._rank, number, True, run()])
+            self._send([self._rank, number, True, run(*given)])
         except Exception as error:  # also of a value that cannot be pickled
             self._send([self._rank, number, False, portable(error)])
             return False

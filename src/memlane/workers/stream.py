@@ -36,7 +36,7 @@ class Stream(Generic[R]):
         call: list[Any],
     ) -> None:
         self._group, self._to, self._call = group, (ranks, seconds, name), call
-        self._died, self._pids = dict[int, int](), list[int]()  # when it began
+        self._died, self._pids = list[int](), list[int]()  # when it began
         self._key = next(group._keys)
         self._has_begun = self._is_over = False
         self._at: tuple[int, Call[list[R]] | None] = 1, None  # one store, between interrupts
@@ -105,8 +105,8 @@ class Stream(Generic[R]):
         if number == 1:
             self._died, self._pids = step._pending.died, self._group.pids
         name = self._to[2]
-        for rank, before in self._died.items():
-            if before != step._pending.died[rank]:  # another process has the rank, and no generator
+        for rank in step.ranks:
+            if self._died[rank] != step._pending.died[rank]:  # a new process has no generator
                 step._pending.ask()
                 raise WorkerDied(rank, self._pids[rank], None, f" in a stream of {name}()")
         return step

@@ -44,17 +44,15 @@ class Pending:
         self.missing = dict.fromkeys(self.ranks)  # that have not answered; ordered
         self.values: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}  # in the order in which they came
-        self.died: dict[int, int] = {}  # how often each had died when it was sent
+        self.died: list[int] = []  # how often each worker had died when it was sent
         self._unasked: list[Unasked] | None = None
 
-    @property
     def is_settled(self) -> bool:
-        """All have answered, or one of them has raised or died."""
+        """Returns whether all have answered, or one of them has raised or died."""
         return bool(self.errors) or not self.missing
 
-    @property
     def is_complete(self) -> bool:
-        """All have answered or died."""
+        """Returns whether all have answered or died."""
         return not self.missing
 
     def take(self, rank: int, value: Any, error: BaseException | None) -> None:
@@ -71,7 +69,8 @@ class Pending:
 
     def hand_out(self) -> None:
         """Notes that a caller has it, who can ask for exceptions."""
-        self._unasked = [Unasked(self.name, *failed) for failed in self.errors.items()]
+        errors = self.errors
+        self._unasked = [Unasked(self.name, *e) for e in errors.items()] if errors else []
 
     def ask(self) -> None:
         """Notes that its caller gets the exceptions."""
@@ -99,14 +98,15 @@ class Table:
         self.deaths.pop(rank, None)
         return start
 
-    def begin(self, call: Pending, ranks: Iterable[int]) -> list[int]:
-        """Adds a call to what these owe, before it is sent; returns the last numbers by rank."""
+    def begin(self, call: Pending, ranks: Sequence[int]) -> list[int] | int:
+        """Adds a call to what these owe, before it is sent; returns its number, or the last numbers
+        by rank if those of its workers differ."""
+        sent, due, number = self._sent, self._due, 0
         for rank in ranks:
-            number = self._sent[rank] + 1
-            self._due[rank].append((number, call))
-            call.died[rank] = self.died[rank]
-            self._sent[rank] = number
-        return [*self._sent]
+            number = sent[rank] + 1
+            due[rank].append((number, call))
+            sent[rank] = number
+        return number if len(ranks) == 1 or sent.count(number) == len(sent) else [*sent]
 
     def take_back(self, call: Pending, ranks: Iterable[int]) -> None:
         """Removes the call that was added last, even if in part: it was not sent."""
@@ -121,9 +121,11 @@ class Table:
         """Takes an answer."""
         due = self._due[rank]
         with self._taking:
-            if due and due[0][0] == number:
-                due[0][1].take(rank, value, error)
-                due.popleft()
+            if due:
+                expected, call = due[0]
+                if expected == number:
+                    call.take(rank, value, error)
+                    due.popleft()
 
     def lose(self, rank: int, number: int, error: BaseException) -> bool:
         """Fails what is owed of the calls before that number; returns whether there were any."""
@@ -152,6 +154,8 @@ class Table:
 
     def full(self, ranks: Iterable[int]) -> list[int]:
         """Returns those of the workers that have to answer too many calls for another one."""
+        if max(map(len, self._due)) < self._most:
+            return []
         return [rank for rank in ranks if len(self._due[rank]) >= self._most]
 
     def numbers(self, call: Pending) -> dict[int, int]:
