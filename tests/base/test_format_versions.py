@@ -93,7 +93,7 @@ def test_a_handle_of_the_version_after() -> None:
 def test_a_message_of_another_version(version: int) -> None:
     """Its header is refused, so nothing of it is decoded."""
     frame = FRAME_OF_VERSION_3[:3] + bytes((version,)) + FRAME_OF_VERSION_3[4:]
-    with pytest.raises(CorruptMessage, match=f"version {version}, not with .* version {VERSION};"):
+    with pytest.raises(CorruptMessage, match=f"version {version} of .* version {VERSION};"):
         header_of(frame)
 
 

@@ -415,7 +415,7 @@ def test_the_writers_own_handle(caplog: pytest.LogCaptureFixture) -> None:
             writer.enqueue(1)
             assert reader.dequeue(PATIENCE) == 1
         writer.readmit(0)
-        assert writer.handle == writer.export_handle(0)
+        assert writer.handle == writer.export_handle()
         with MessageQueue.create_from_handle(writer.handle, 0) as reader:
             writer.enqueue(2)
             assert reader.dequeue(PATIENCE) == 2

@@ -102,10 +102,26 @@ def test_a_readers_handle_has_its_own_key_only() -> None:
         assert keys_of(writer.export_handle(0)) == set()
         with refuses(ValueError, match="no reader 7"):
             writer.export_handle(7)
-        with refuses(ValueError, match="local"):
+        with refuses(ValueError, match="is reader 0's, not reader 1's"):
             MessageQueue.create_from_handle(writer.export_handle(0), 1)
+        for_all = dataclasses.replace(writer.export_handle(0), rank=None)
+        with refuses(ValueError, match="local"):
+            MessageQueue.create_from_handle(for_all, 1)
+        for_all = dataclasses.replace(writer.export_handle(1), rank=None)
         with refuses(RankTaken):
-            MessageQueue.create_from_handle(writer.export_handle(1), 2)
+            MessageQueue.create_from_handle(for_all, 2)
+
+
+def test_a_handle_that_was_exported_for_a_rank_needs_none() -> None:
+    with remote_writer(1, 1) as writer:
+        handles = [Handle.from_json(writer.export_handle(rank).to_json()) for rank in range(2)]
+        readers = [MessageQueue.create_from_handle(handle) for handle in handles]
+        writer.enqueue("step")
+        assert [reader.dequeue(PATIENCE) for reader in readers] == ["step"] * 2
+        with refuses(ValueError, match="for every reader: pass the rank as well"):
+            MessageQueue.create_from_handle(writer.export_handle())
+        for reader in readers:
+            reader.close()
 
 
 def test_round_trips(method: str) -> None:
@@ -196,6 +212,7 @@ FORGED: dict[str, list[Any]] = {
     "relay_of": [5, [1], ["1", "x"], [1, 2], [1, "x", 3]],
     "format_version": [FORMAT_VERSION - 1, FORMAT_VERSION + 1],
     "serializer": ["json"],
+    "rank": [-1, "0", 2**63],
 }
 FORGERIES = [(field, value) for field, values in FORGED.items() for value in values]
 

@@ -1,5 +1,6 @@
 """MessageQueue over the network keeps the promises of a local queue."""
 
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -451,7 +452,7 @@ def test_a_released_place_is_closed(is_exported: bool) -> None:
         with refuses(InvalidArgument, match=rf"reader {rank} \(released\)"):
             writer.export_handle(2)
         with refuses(RankTaken):
-            MessageQueue.create_from_handle(handle, 2)
+            MessageQueue.create_from_handle(dataclasses.replace(handle, rank=None), 2)
         with MessageQueue.create_from_handle(writer.readmit(rank), rank) as second:
             writer.enqueue("second")
             assert second.dequeue(PATIENCE) == "second"

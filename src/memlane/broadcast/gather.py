@@ -39,6 +39,7 @@ from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.handle import (
     FORMAT_VERSION,
     RingAddress,
+    attaching_rank,
     checked_rank,
     id_in,
     id_of_requests,
@@ -495,7 +496,7 @@ class Gather(AnyQueue[M]):
     _reader: _Reader | None
     _writer: _Writer | None
     _instead_of_pickling = (
-        "send export_handle(rank), and call Gather.create_from_handle(handle, rank) in the writer"
+        "send export_handle(rank), and call Gather.create_from_handle(handle) in the writer"
     )
 
     def __init__(
@@ -517,8 +518,8 @@ class Gather(AnyQueue[M]):
         self._setup(reader, None)
 
     @classmethod
-    def create_from_handle(cls, handle: GatherHandle, rank: int) -> Self:
-        """Attaches writer `rank`.
+    def create_from_handle(cls, handle: GatherHandle, rank: int | None = None) -> Self:
+        """Attaches the handle's writer. `rank` may be passed, too, and must then be that one's.
 
         Raises:
             InvalidType, InvalidArgument: the handle is not one of a gather, or another writer's.
@@ -529,8 +530,7 @@ class Gather(AnyQueue[M]):
         if not isinstance(handle, GatherHandle):
             raise InvalidType(f"a GatherHandle is needed, not {type(handle).__name__}")
         ring = _ring_of(handle)
-        if checked_rank(rank) != handle.rank:
-            raise InvalidArgument(f"this handle is writer {handle.rank}'s, not writer {rank}'s")
+        attaching_rank(rank, handle.rank, "writer")
         gather = cls.__new__(cls)
         gather._setup(None, _Writer(handle, ring))
         return gather

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
-# 7 frames of several messages, 8 has local_openings, 9 has name.
-FORMAT_VERSION = 9
+# 7 frames of several messages, 8 has local_openings, 9 has name, 10 has rank.
+FORMAT_VERSION = 10
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -130,6 +130,7 @@ class Handle:
         local_openings: how often `readmit` has opened each local reader's place again; a reader
             attaches with the present number only. Empty: none was.
         name: what people call the queue, or empty.
+        rank: of the reader that it was exported for; None: it is for all readers.
 
     The keys are left out of the repr.
     """
@@ -150,6 +151,7 @@ class Handle:
     relay_of: tuple[int, str] | None = None
     local_openings: tuple[int, ...] = ()
     name: str = ""
+    rank: int | None = None
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
@@ -172,6 +174,8 @@ class Handle:
             *(self, "local_reader_ranks", "buffer_handle", "local_openings"),
             *("remote_reader_keys", "writer_file", "relay_of"),
         )
+        if self.rank is not None:
+            checked_rank(self.rank)
         queue_id, codec, ranks = id_in(self.queue_id), codec_of(self.serializer), self._ranks()
         ring = network = None
         origins = self._openings(), self._writer_file(), self._origin()
@@ -242,6 +246,21 @@ def checked_rank(rank: object) -> int:
     number = integer_from("a rank", rank, 0)
     if number >= 1 << 63:
         raise InvalidArgument(f"a rank must be below 2**63, not {number}")
+    return number
+
+
+def attaching_rank(rank: object, exported_for: int | None, role: str) -> int:
+    """The rank that attaches: the given one, or that which the handle was exported for."""
+    if rank is None and exported_for is None:
+        raise InvalidArgument(
+            f"this handle is for every {role}: pass the rank as well, or send export_handle(rank)"
+        )
+    number = checked_rank(exported_for if rank is None else rank)
+    if exported_for not in (None, number):
+        raise InvalidArgument(
+            f"this handle is {role} {exported_for}'s, not {role} {number}'s: send each {role} its "
+            f"own export_handle(rank)"
+        )
     return number
 
 

@@ -21,6 +21,7 @@ from memlane.broadcast.grouping import DEFAULT_TIMEOUT, Readers, queue_over_grou
 from memlane.broadcast.handle import (
     Handle,
     address_in,
+    attaching_rank,
     checked_rank,
     checked_ranks,
     id_of_requests,
@@ -150,7 +151,7 @@ class MessageQueue(AnyQueue[M]):
     _reader: ReaderEnd | None
     _writer: WriterEnd | None
     _instead_of_pickling = (
-        "send export_handle(rank), and call create_from_handle(handle, rank) in the receiver"
+        "send export_handle(rank), and call create_from_handle(handle) in the receiver"
     )
 
     def __init__(
@@ -226,8 +227,11 @@ class MessageQueue(AnyQueue[M]):
             self.name = label
 
     @classmethod
-    def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:
-        """Attaches reader `rank` to the queue; it gets every message from the first.
+    def create_from_handle(
+        cls, handle: Handle, rank: int | None = None, *, timeout: float | None = None
+    ) -> Self:
+        """Attaches reader `rank` to the queue; it gets every message from the first. None: the
+        reader that the handle was exported for.
 
         A rank in `local_reader_ranks` reads from shared memory, any other over the network.
         `timeout` applies to the latter; None waits as long as the writer can be reached.
@@ -240,9 +244,11 @@ class MessageQueue(AnyQueue[M]):
                 writer on another host speaks another version of the protocol.
             WriterUnreachable: nobody answers at the handle's address (any more).
             AccessRefused: the peer there is not the queue's writer, or does not accept this key.
-            InvalidArgument: a negative rank, or one that the queue does not have.
+            InvalidArgument: a negative rank, one that the queue or the handle does not have, or
+                None for a handle that was exported for all readers.
         """
-        address, rank = address_in(handle), checked_rank(rank)
+        address = address_in(handle)
+        rank = attaching_rank(rank, handle.rank, "reader")
         seconds_of(timeout)
         end: ReaderEnd
         if address.ring is not None and rank in address.ranks:
@@ -498,7 +504,7 @@ class MessageQueue(AnyQueue[M]):
         return self._writer
 
     def export_handle(self, rank: int | None = None) -> Handle:
-        """The handle that readers attach with; with `rank`, it has only that reader's key.
+        """The handle that readers attach with; with `rank`, only that reader can.
 
         Raises:
             WrongRole: this is a reader.
@@ -507,12 +513,14 @@ class MessageQueue(AnyQueue[M]):
         """
         writer = self._must_be_writer("export_handle")
         writer.check()
-        keys = writer.secrets_for(None if rank is None else checked_rank(rank))
+        rank = None if rank is None else checked_rank(rank)
+        keys = writer.secrets_for(rank)
         return replace(
             self.handle,
             local_reader_ranks=list(self.handle.local_reader_ranks),
             remote_reader_keys=keys,
             local_openings=_openings_of(writer),
+            rank=rank,
         )
 
     def enqueue(self, obj: M, timeout: float | None = None) -> None:

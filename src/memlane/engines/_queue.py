@@ -97,7 +97,7 @@ class EngineQueue(memlane.MessageQueue):
 
     @classmethod
     def create_from_handle(
-        cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
+        cls, handle: memlane.Handle, rank: int | None = None, *, timeout: float | None = None
     ) -> Self:
         """Is memlane's, for handles of this class. Rank -1 takes any free remote place."""
         if not isinstance(handle, EngineHandle):

@@ -125,10 +125,10 @@ class OtherVersion(CorruptMessage):
 
 def header_of(part: bytes | memoryview) -> Header:
     """The header at the beginning of a frame; CorruptMessage if there is none."""
-    if part[: len(_BEGIN)] != _BEGIN:
-        raise OtherVersion(bytes(part[: len(_BEGIN)]))
     if len(part) < HEADER_BYTES:
         raise CorruptMessage(f"a frame of {len(part)} bytes is shorter than its header")
+    if part[: len(_BEGIN)] != _BEGIN:
+        raise OtherVersion(bytes(part[: len(_BEGIN)]))
     _, _, what, kind, _, epoch, sequence, piece, pieces, offset, total = _HEADER.unpack_from(part)
     return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
 
