@@ -131,7 +131,7 @@ gpu-wheels: $(VENV)/.installed
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
 figures: bench-peers
 	tests/own_shm.sh $(PY) -m benchmarks.figures
-	for one in demo stuck; do $(PY) -m benchmarks.figures.$$one || exit; done
+	for one in replaced stuck; do $(PY) -m benchmarks.figures.$$one || exit; done
 
 # What the benchmarks compare with.
 bench-peers: engines-sources native-test

@@ -34,7 +34,7 @@ ALL = [
     "engines.ray",
     "engines.sglang_groups",
     "figures",
-    "figures.demo",
+    "figures.replaced",
     "figures.stuck",
     "workers",
 ]
