@@ -24,6 +24,7 @@ from memlane import (
     InvalidArgument,
     MessageQueue,
     PeerDied,
+    Ticket,
     WorkerDied,
     WorkerGroup,
     WrongProcess,
@@ -315,3 +316,82 @@ def test_threads_start_workers(start_method: str, monkeypatch: pytest.MonkeyPatc
     kept = [own if start_method == "spawn" else None for own, _ in seen]
     assert [found for _, found in seen] == kept
     assert "MEMLANE_TEST" not in os.environ
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_handler_raises_while_a_worker_starts(number: signal.Signals) -> None:
+    """All are called once the group knows the worker, which it ends. A worker that was forked has
+    them, too."""
+    pids: list[int] = []
+    handled: list[int] = []
+
+    def start(ticket: Ticket) -> Any:
+        process = multiprocessing.get_context("fork").Process(target=signal.pause)
+        process.start()
+        pids.append(process.pid or 0)
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGUSR2)
+        return process
+
+    def handle(number: int, frame: object) -> None:
+        handled.append(number)
+        raise Interrupted
+
+    signals = {number, signal.SIGUSR2}
+    before = {each: signal.signal(each, handle) for each in signals}
+    try:
+        with pytest.raises(Interrupted):
+            WorkerGroup(None, 2, start=start)
+        assert {*handled} == signals
+        assert {signal.getsignal(each) for each in signals} == {handle}
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert [is_gone(pid) for pid in pids] == [True]
+
+
+def test_a_handler_of_a_worker_that_was_forked() -> None:
+    """It is that of the group's process, which has put another there for the time of the start."""
+
+    def handle(number: int, frame: object) -> None:
+        os._exit(7)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with group_of(1) as group:
+            os.kill(group.pids[0], signal.SIGUSR1)
+            with pytest.raises(WorkerDied, match="exit code 7"):
+                group.check(PATIENCE)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+FORKSERVER = """
+import multiprocessing, signal
+from memlane import WorkerGroup
+
+def worker(rank, world):
+    pass
+
+def show():
+    print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+if __name__ == "__main__":
+    with WorkerGroup(worker, 1, start_method="forkserver"):
+        pass
+    process = multiprocessing.get_context("forkserver").Process(target=show)
+    process.start()
+    process.join()
+"""
+
+
+def test_other_children_of_the_forkserver_get_signals(tmp_path: Path) -> None:
+    """Although the group has started it."""
+    script = tmp_path / "driver.py"
+    script.write_text(FORKSERVER)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any, cast
 
 from memlane._base.deadline import Deadline
@@ -60,8 +61,11 @@ class Starter:
                 "a worker that starts imports this module, and would start workers itself: make "
                 'the group under `if __name__ == "__main__":`'
             )
-        if self.method != "fork":  # else the first start does it, and unblocks Ctrl-C
+        # Else the first start does it, while Ctrl-C is blocked.
+        if self.method != "fork":
             resource_tracker.ensure_running()
+        if self.method == "forkserver":
+            forkserver.ensure_running()
 
     def __call__(self, ticket: Ticket) -> Any:
         """Starts the worker's process. Its environment is changed before its Python begins; if that
@@ -238,12 +242,47 @@ class Process:
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Ctrl-C is handled after the block, so that a process that starts in it is known."""
+    """Python's signal handlers are called after the block, so that a process that starts in it is
+    known even if one raises. The process has Ctrl-C blocked until it leads a group of its own.
+
+    A mask would not do: it is of one thread, and the system takes another one.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    handlers, pid = _handlers(), os.getpid()
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == pid:
+            came.append((number, frame))
+        else:  # in a worker that was forked
+            handlers[number](number, frame)
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        for number in handlers:
+            signal.signal(number, defer)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _call_each(signal.signal, [*handlers.items()])
+        _call_each(lambda number, frame: handlers[number](number, frame), came[::-1])
+
+
+def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:
+    """Returns those of Python's that may be called now: only the main thread calls any."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in sorted(signal.valid_signals())}
+    return {number: handler for number, handler in found.items() if callable(handler)}
+
+
+def _call_each(call: Callable[..., object], last_first: list[tuple[Any, ...]]) -> None:
+    """Calls it for all of them, whichever raises. Ctrl-C's handler, of the lowest number, is the
+    last that is back, so that it finds the others."""
+    if last_first:
+        try:
+            call(*last_first.pop())
+        finally:
+            _call_each(call, last_first)
 
 
 class Processes:
