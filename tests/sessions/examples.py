@@ -1056,6 +1056,22 @@ def a_released_place_that_another_rank_is_given() -> None:
         assert (made.peers[1].rank, made.peers[1].life) == (1, Life.CLOSED)
 
 
+def a_place_that_many_processes_take() -> None:
+    """Each before the connection of the one before has ended; the writer forgets those."""
+    made = world(0)
+    for _ in range(5):
+        reader = made.readers[0]
+        made.close(reader)
+        made.write()
+        made.replace(0)
+        made.reset(reader, 1000)
+        made.run(10, 0.1)
+        made.send()
+        made.drain()
+    assert len(made.writer.places._by_route) == 1
+    end(made)
+
+
 def a_place_that_another_process_takes() -> None:
     """From the next message on; whoever has the old key, on whichever connection, is told so, and
     changes nothing."""
@@ -1185,6 +1201,19 @@ def a_member_that_wants_everything_again_and_again() -> None:
     reader, line = liar(made)
     for number in range(50, 80):
         made.claim(reader, line, hello_of(reader, number=number))
+    assert not line.is_up
+    end(made)
+
+
+def a_member_that_wants_everything_again_and_pretends_to_read_elsewhere() -> None:
+    """In turn, so that its connection has no stream when it asks for one."""
+    made = world(0, 1)
+    for _ in range(4):
+        made.send()
+    reader, line = liar(made)
+    for number in range(50, 110):
+        hello = hello_of(reader, number=number, is_behind=number % 2 == 0)
+        made.claim(reader, line, hello)
     assert not line.is_up
     end(made)
 

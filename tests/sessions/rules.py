@@ -381,6 +381,10 @@ RULES = [
          lambda move, *args: move(*args) and None),
     Rule("a connection carries a window again, and no more",
          "a_member_that_wants_everything_again_and_again", W, "_may_resend", _gives(True)),
+    Rule("what a connection has carried counts also after its stream",
+         "a_member_that_wants_everything_again_and_pretends_to_read_elsewhere", W, "_may_resend",
+         lambda may_resend, writer, peer, *rest:
+         peer.link is not Link.STREAMING or may_resend(writer, peer, *rest)),
     Rule("a stream resumes at a frame that is here", "a_member_that_resumes_where_no_frame_is",
          Outbox, "can_resume_at", lambda can_resume, box, sequence, piece:
          sequence == box.next or can_resume(box, sequence, piece)),

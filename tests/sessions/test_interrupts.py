@@ -7,9 +7,12 @@ function is called at the same moments, and raises in place of the handler.
 import os
 import random
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from memlane.broadcast.protocol import (
     admission,
@@ -21,8 +24,11 @@ from memlane.broadcast.protocol import (
     states,
     writer_session,
 )
+from memlane.broadcast.protocol.frames import Header, Hello, Kind, What, control, whole_header
+from memlane.broadcast.protocol.outbox import Message
+from memlane.broadcast.protocol.states import Life
 from tests.sessions.test_sessions import LONG, step
-from tests.sessions.world import Reader, World
+from tests.sessions.world import EPOCH, Reader, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 10
 MODULES = admission, connection_state, outbox, peer, places, reader_session, states, writer_session
@@ -182,3 +188,58 @@ def test_a_released_place_that_another_rank_is_given() -> None:
         world.writer.keep_place(7, world.now, lambda _ticket: None)
         assert (world.peers[0].rank, world.writer.count_absent()) == (7, 1)
     assert was_interrupted
+
+
+def test_a_hello_that_is_interrupted_before_its_sender_dies() -> None:
+    """At whatever moment: the reader was let in, or another process may take its place."""
+    interrupts = 0
+    for moment in range(1, 100):
+        session = World([0], relay=False).writer
+        try:
+            with _raising(moment):
+                session.heard(b"first", hello_of(1, host="h0"), 1000.0, 0, "somewhere")
+        except Alarm:
+            interrupts += 1
+        session.lost(b"first", 1000.0)
+        session.tick(1010.0)
+        session.heard(b"second", hello_of(2, host="h1"), 1010.0, 0, "elsewhere")
+        assert session.places.peers[0].life in (Life.RUNNING, Life.DEAD)
+    assert interrupts > 20
+
+
+def test_memory_is_short_for_one_more_message() -> None:
+    """It is not sent, and none is missing; one that the ring has is sent later."""
+    world = World([0], relay=False)
+    world.run(10, 0.1)
+    world.outbox._messages = _Full()
+    with pytest.raises(MemoryError):
+        world.send()
+    world.sent -= 1
+    world.check()
+    body = b"0.large"
+    world.outbox._messages = _Full()
+    world.outbox.stage(len(body), [(whole_header(EPOCH, 0, Kind.BYTES, len(body)) + body,)], 0)
+    with pytest.raises(MemoryError):
+        world.outbox.commit()
+    world.outbox.settle(1)
+    world.sent += 1
+    world.settle()
+    assert world.readers[0].log == [0]
+
+
+class _Full(deque[Message]):
+    """No memory for the first append."""
+
+    is_full = True
+
+    def append(self, message: Message) -> None:
+        if self.is_full:
+            self.is_full = False
+            raise MemoryError
+        super().append(message)
+
+
+def hello_of(pid: int, host: str) -> bytes:
+    """The first of a new reader 0."""
+    fields = Hello("q", 0, pid, b"%d" % pid, "", 0, 0, 0, host, number=1)
+    return control(Header(What.HELLO, 0), fields)

@@ -119,10 +119,19 @@ class Outbox:
         if self.staged is None:
             return 0
         message = self.staged[0]
-        # A signal handler can raise only after a call, so either all of this happens or none.
-        self.next, self.bytes, self.staged = message.sequence + 1, message.end, None
-        self._messages.append(message)
+        self._add(message, None)
         return message.size
+
+    def _add(self, message: Message, staged: tuple[Message, int] | None) -> None:
+        """Makes it the newest. A signal handler can raise only after a call, so either all of this
+        happens or none."""
+        before = self.next, self.bytes, self.staged
+        self.next, self.bytes, self.staged = message.next, message.end, staged
+        try:
+            self._messages.append(message)
+        except MemoryError:
+            self.next, self.bytes, self.staged = before
+            raise
 
     def append_batch(self, first: int, frame: bytes, size: int, count: int) -> None:
         """Makes `count` small messages that share a frame the newest, unless they are already."""
@@ -132,10 +141,7 @@ class Outbox:
     def append(self, piece: Piece, size: int, count: int = 1) -> None:
         """Makes a message in one piece the newest, or `count` that share a frame; there is no ring
         that must have it first."""
-        sequence, end = self.next, self.bytes + size
-        message = Message(sequence, size, end, (piece,), count)
-        self.next, self.bytes = sequence + count, end  # and no call in between, as in `commit`
-        self._messages.append(message)
+        self._add(Message(self.next, size, self.bytes + size, (piece,), count), self.staged)
 
     def settle(self, mark: int) -> None:
         """After an interruption: the ring's position, `mark`, tells whether it has the message."""

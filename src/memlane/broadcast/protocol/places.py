@@ -85,8 +85,10 @@ class Places:
         return (peer for peer in self.peers if peer.life is Life.DEAD or peer.other_version)
 
     def holders(self, rank: int) -> list[Peer]:
-        """Returns the peers that have, or had, that rank."""
-        return [peer for peer in self.peers if peer.rank == rank and peer.session]
+        """Returns the peers that have, or had, that rank. A signal handler may have raised before
+        a free place was assigned, or after its reader left."""
+        has_rank = (peer for peer in self.peers if peer.rank == rank and peer.session)
+        return [peer for peer in has_rank if peer.life is not Life.FREE]
 
     def was_released(self, rank: int) -> bool:
         """Whether that rank was released before it attached."""
@@ -146,9 +148,15 @@ class Places:
     def readmit(self, old: Peer, new: Peer) -> None:
         """Another process may take the place."""
         self.former_pids.add(old.pid)
-        if old.route is not None and not old.is_connected:
-            self._by_route.pop(old.route, None)
         self.peers[old.place] = new
+        self.forget_former(old)
+
+    def forget_former(self, peer: Peer) -> None:
+        """Forgets a reader whose place is another's, unless it is connected: it is still told."""
+        if peer is self.peers[peer.place] or peer.is_connected or peer.route is None:
+            return
+        if self._by_route.get(peer.route) is peer:
+            del self._by_route[peer.route]
 
     def _of(self, rank: int) -> Peer:
         usual = usual_place(rank, self._local_ranks)

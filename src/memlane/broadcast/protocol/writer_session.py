@@ -272,9 +272,10 @@ class WriterSession:
         return is_known, None
 
     def _may_resend(self, peer: Peer, route: bytes, begin: Cursor) -> bool:
-        """Whether this connection may carry again what that HELLO asks for. A window at most: what
-        it has not read by then is freed with the connection, and sent on the next one."""
-        if route != peer.route or peer.link is not Link.STREAMING:
+        """Whether this connection may carry again what that HELLO asks for, whatever became of its
+        stream. A window at most: what it has not read by then is freed with the connection, and
+        sent on the next one."""
+        if route != peer.route:
             return True
         peer.resend(self.outbox.bytes_between(begin, peer.cursor))
         if peer.resent_bytes <= self._options.window_bytes:
@@ -381,6 +382,7 @@ class WriterSession:
         peer = self.places.at(route)
         if peer is not None:
             peer.lose(now)
+            self.places.forget_former(peer)
 
     def unsent(self, peer: Peer, now: float) -> None:
         """A frame that was due could not be sent, because its connection is gone."""
