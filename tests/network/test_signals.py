@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any
@@ -12,10 +13,12 @@ from zmq.utils.garbage import gc as collector
 
 from memlane import Closed, MessageQueue
 from memlane.broadcast.network import transport as reading
-from memlane.broadcast.protocol.frames import What, header_of
+from memlane.broadcast.protocol.frames import PIECE, What, header_of
+from memlane.broadcast.protocol.message import Assembly
+from memlane.broadcast.protocol.writer_session import WriterSession
 from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, alarms, start, until
 from tests.support.queues import start_reader
-from tests.support.remote_queues import reading_all, remote_writer
+from tests.support.remote_queues import reading_all, remote_queue, remote_writer
 
 MANY = 150
 SIZES = [0, 0, 100, 8000, 20_000]
@@ -95,6 +98,38 @@ def test_a_collector_that_was_half_stopped_has_ended(monkeypatch: pytest.MonkeyP
                 writer.close()
         assert not collector.is_alive()
     collector._clear()
+
+
+def test_a_frame_that_has_come_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler raises once the call has copied it: the next call has it."""
+    add, sent = Assembly.add, WriterSession.sent
+    frames: list[object] = []
+    is_raised = False
+
+    def add_and_raise(*args: Any) -> Any:
+        nonlocal is_raised
+        added = add(*args)
+        if not is_raised and threading.current_thread() is threading.main_thread():
+            is_raised = True
+            raise Alarm
+        return added
+
+    def count(session: WriterSession, peer: Any, cursor: Any) -> None:
+        frames.extend([cursor] if cursor is not None else [])
+        sent(session, peer, cursor)
+
+    with remote_queue() as (writer, (reader,)):
+        monkeypatch.setattr(Assembly, "add", add_and_raise)
+        monkeypatch.setattr(WriterSession, "sent", count)
+        messages = 0
+        while not is_raised:
+            messages += 1
+            writer.enqueue(bytes(2 * PIECE))
+            with suppress(Alarm):
+                reader.dequeue(PATIENCE)
+                continue
+            assert reader.dequeue(PATIENCE) == bytes(2 * PIECE)
+        assert len(frames) == len(set(frames)) == 2 * messages
 
 
 def test_a_reader_is_interrupted_anywhere() -> None:

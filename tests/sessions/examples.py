@@ -1140,6 +1140,40 @@ def readers_that_come_late() -> None:
     assert all(reader.log == list(range(2 * WINDOW, 3 * WINDOW)) for reader in made.readers)
 
 
+def the_last_frame_that_a_reader_has_lost() -> None:
+    """No other one shows that it came."""
+    made = world(0)
+    made.interrupt = "receive"
+    made.send()
+    made.advance()
+    assert not made.interrupt
+    end(made)
+
+
+def a_frame_that_no_reader_has_lost() -> None:
+    """The next one shows it: nothing is sent again."""
+    made = world(0, pieces=3)
+    session = made.readers[0].session
+    for _ in range(2):
+        greeting = session._greeting
+        session.doubt(made.now)
+        made.send()
+        made.advance()
+        assert session._greeting == greeting
+        made.pieces = 1
+    end(made)
+
+
+def a_reader_that_has_left_and_may_have_lost_a_frame() -> None:
+    """It asks for none any more."""
+    made = world(0, 1)
+    made.close(made.readers[0])
+    made.run(8)
+    made.readers[0].session.doubt(made.now)
+    made.run(2)
+    end(made)
+
+
 def a_frame_that_a_relay_has_lost() -> None:
     made = world(0, 0, relay=True, pieces=3)
     made.delay = 0.1

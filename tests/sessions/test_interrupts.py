@@ -114,7 +114,7 @@ class Interrupted(World):
             super().read(reader)
         except Alarm:
             self.interrupts += 1
-            reader.session.greet(self.now)
+            reader.session.doubt(self.now)
             self.read(reader)
 
 
@@ -205,6 +205,25 @@ def test_a_hello_that_is_interrupted_before_its_sender_dies() -> None:
         session.heard(b"second", hello_of(2, host="h1"), 1010.0, 0, "elsewhere")
         assert session.places.peers[0].life in (Life.RUNNING, Life.DEAD)
     assert interrupts > 20
+
+
+def test_a_reader_s_hello_that_is_interrupted() -> None:
+    """At whatever moment: a reader that waits for an answer asks again."""
+    interrupts = 0
+    for moment in range(1, 60):
+        world = World([0], relay=False)
+        world.run(10, 0.1)
+        session = world.readers[0].session
+        session.doubt(world.now)
+        try:
+            with _raising(moment):
+                session.tick(world.now + 1)
+        except Alarm:
+            interrupts += 1
+            session.out.clear()
+            session.tick(world.now + 10)
+            assert session.is_welcome or session.out
+    assert interrupts > 10
 
 
 def test_memory_is_short_for_one_more_message() -> None:

@@ -449,7 +449,9 @@ class World:
         session.connection.note_silence(has_line and since is not None and now - since >= BOUND)
         if session.connection.is_connected:
             session.acknowledge_later(now)
-        session.tick(now)
+        due = session.tick(now)
+        is_over = due is None or due > now or due == session.connection.probe_due()
+        assert is_over, f"reader {reader.rank} looks again at once, for ever"
         self._share(reader)
         self._flush_reader(reader)
         if session.connection.failure is not None:
@@ -495,7 +497,7 @@ class World:
             head, *rest = line.to_reader.popleft()[1]
             payload = rest[0] if rest else None
             if self._takes("receive"):
-                session.greet(self.now)
+                session.doubt(self.now)
                 continue
             if not session.receive_whole(head):
                 try:

@@ -35,6 +35,7 @@ class Incoming:
         self._end, self._session, self._transport, self._rank = end, session, transport, rank
         self.news = news
         self.lacks_memory = self._is_called = self._was_interrupted = False
+        self._frame: tuple[bytes, memoryview] | None = None  # a large one, until it is handled
         self.served_at = 0.0
         self.waits = 0
 
@@ -65,22 +66,24 @@ class Incoming:
         session, transport = self._session, self._transport
         if self.news.is_set:  # by the thread, which has used the socket
             self.news.clear()
-        if self._was_interrupted:
+        is_here = self._frame is not None
+        if self._frame is not None:
+            self._take(*self._frame)
+            self._frame = None
+        if self._was_interrupted and not (is_here and session.is_welcome):
             transport.rest()
-            session.greet(time.monotonic())  # requests the wanted frame again
+            if session.doubt(time.monotonic()):
+                self._end.nudge()
         self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
         while (part := transport.next_part()) is not None:
             if not session.receive_whole(part):
                 payload = transport.rest()
-                if part and (payload is None or len(payload)):  # an empty part voids the frame
-                    try:
-                        session.receive(part, payload, time.monotonic())
-                    except CorruptMessage as error:
-                        logger.warning(
-                            "reader %d received a damaged frame and asks for it again: %s",
-                            self._rank,
-                            error,
-                        )
+                if payload is None:
+                    self._take(part, None)
+                else:  # most of the time is spent below, and an interrupt need not cost the frame
+                    self._frame = part, payload
+                    self._take(part, payload)
+                    self._frame = None
             most -= 1
             if most == 0:
                 self.wake()
@@ -90,6 +93,17 @@ class Incoming:
         if session.out:
             self.flush()
         return bool(session.inbox)
+
+    def _take(self, part: bytes, payload: memoryview | None) -> None:
+        """Passes a frame on; one that has been passed on before changes nothing."""
+        if not part or (payload is not None and not len(payload)):
+            return  # an empty part voids the frame
+        try:
+            self._session.receive(part, payload, time.monotonic())
+        except CorruptMessage as error:
+            logger.warning(
+                "reader %d received a damaged frame and asks for it again: %s", self._rank, error
+            )
 
     def receive_all(self) -> None:
         try:

@@ -50,6 +50,9 @@ ACK_DELAY = 0.02
 """Seconds by which a waiting reader delays an acknowledgement, so that it covers more."""
 REPEAT = 1.0
 """Longest time, in seconds, before an unanswered frame is sent again."""
+DOUBT = 0.01
+"""Seconds in which the next frame shows whether one was lost. Before it is welcome, a reader gives
+its writer ten times as long: another HELLO would void the answer to the last one."""
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 _ROWS = 64  # of a REPORT that fits a reader's frame
 _STREAMS = (Stream.OWN, Stream.RELAY)
@@ -114,6 +117,7 @@ class ReaderSession:
         self.is_ready = self.has_left = self._is_leaving = False
         self._end: int | None = None  # there is no message with this sequence
         self._greet_at: float | None = None
+        self._doubt_at: float | None = None  # a frame may have been lost: HELLO then, if none comes
         self._greeting = 0  # the number of the latest HELLO
         self._say_at: float | None = None  # when BYE is sent, again
 
@@ -134,14 +138,24 @@ class ReaderSession:
 
     def greet(self, now: float) -> None:
         """Sends HELLO, which requests the stream from the wanted frame on."""
+        self._doubt_at = None
         if self.has_left:
             return  # it would attach again
+        self._greet_at = now  # until it is sent: a signal handler may raise after any call
         self._turn(StreamEvent.GREETS)
-        self._greet_at = now + self._repeat
         place = (self.taken, *self.wanted)
         self._greeting += 1
         hello = Hello(*self._identity, *place, self._host, self.is_behind, self._greeting)
         self._say(What.HELLO, 0, hello)
+        self._greet_at = now + self._repeat
+
+    def doubt(self, now: float) -> bool:
+        """A frame may have been lost: the next one shows it, or `tick` asks for it. To ask at once
+        would void all that is under way. Returns whether that is news."""
+        if self._doubt_at is not None:
+            return False
+        self._doubt_at = now + (DOUBT if self.is_welcome else 10 * DOUBT)
+        return True
 
     def _say(self, what: What, sequence: int = 0, body: object = None) -> None:
         """Queues a frame if connected; otherwise it is repeated once there is a connection."""
@@ -188,15 +202,13 @@ class ReaderSession:
 
     def tick(self, now: float) -> float | None:
         """Repeats what is due; returns when more is due."""
-        if self._greet_at is not None and now >= self._greet_at:
+        if any(at is not None and now >= at for at in (self._greet_at, self._doubt_at)):
             self.greet(now)
         if self._say_at is not None and now >= self._say_at:
             self._say_at = now + self._repeat
             self._say(What.BYE)
-        dues = [
-            d for d in (self._greet_at, self._say_at, self.connection.probe_due()) if d is not None
-        ]
-        return min(dues, default=None)
+        dues = self._greet_at, self._doubt_at, self._say_at, self.connection.probe_due()
+        return min((due for due in dues if due is not None), default=None)
 
     # Acknowledging ----------------------------------------------------------------------------
 
@@ -271,7 +283,7 @@ class ReaderSession:
             return False
         # A signal handler can raise only after a call, so either all of this happens or none.
         end = sequence + len(messages)
-        self.wanted, self._assembly = (end, 0), None
+        self.wanted, self._assembly, self._doubt_at = (end, 0), None, None
         try:
             self.inbox.extend(messages)
         except MemoryError:
@@ -291,19 +303,23 @@ class ReaderSession:
 
     def receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
         """Handles one frame of the writer. A wrong one raises CorruptMessage and changes nothing,
-        except that the wanted frame is requested again. If the writer's first frame is one of
-        another version, this reader has failed."""
+        except that the wanted frame is requested again; it is not wrong if one may be lost. If the
+        writer's first frame is one of another version, this reader has failed."""
         if self._greet_at is not None:  # the answer is on its way behind this frame
             self._greet_at = now + self._repeat
+            if self._doubt_at is not None:
+                self._doubt_at = now + 10 * DOUBT
         try:
             self._receive(part, payload, now)
         except CorruptMessage as error:
             if isinstance(error, OtherVersion) and not self.was_welcome:
                 self._fail(LayoutMismatch(error.text(f"the writer at {self._where}")))
                 return
+            was_lost = self._doubt_at is not None
             if self.is_welcome:
                 self.greet(now)
-            raise
+            if not was_lost:
+                raise
 
     def _receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
         header, body = parsed(part)
@@ -403,6 +419,7 @@ class ReaderSession:
             return  # the writer did not know whether it had been sent
         if place > self.wanted or header.piece >= header.pieces:
             raise CorruptMessage(f"frame {place} arrived, but {self.wanted} was expected")
+        self._doubt_at = None
         message = self._put(header, payload)
         if message is None:
             self.wanted = (header.sequence, header.piece + 1)
