@@ -8,9 +8,11 @@ import os
 import random
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -907,6 +909,39 @@ def test_new_weights_while_another_thread_works() -> None:
         one.chain.clear()
         assert one.find(1) == 0
         assert key(1) not in first.blocks
+
+
+def test_calls_beside_threads_that_have_keys_forgotten() -> None:
+    """Some wait for the tier meanwhile, another has one key after the other forgotten."""
+    interval = sys.getswitchinterval()
+    waits, over = threading.Semaphore(0), threading.Event()
+    with in_memory(blocks=256) as (one, tier), ThreadPoolExecutor(9) as threads:
+        forget = tier.forget
+
+        def late(keys: Sequence[bytes]) -> None:
+            if keys[0] != key(1):
+                waits.release()
+                over.wait(PATIENCE)
+            forget(keys)
+
+        def forget_again() -> None:
+            while not over.is_set():
+                one.chain.forget([key(1)])
+
+        tier.forget = late
+        each = [threads.submit(one.chain.forget, [key(number)]) for number in range(10, 18)]
+        for _ in each:
+            assert waits.acquire(timeout=PATIENCE)
+        each.append(threads.submit(forget_again))
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(150):
+                one.chain.prefetch([key(number) for number in range(100, 200)])
+        finally:
+            sys.setswitchinterval(interval)
+            over.set()
+        for one_of in each:
+            one_of.result(PATIENCE)
 
 
 def test_a_tier_that_raises_does_not_keep_the_others_from_forgetting() -> None:

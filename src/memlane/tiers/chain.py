@@ -163,7 +163,7 @@ class TierChain:
         self._pid = os.getpid()
         self._lock = Lock()
         self._hits = 0
-        self._waiting: WeakSet[Wakeup] = WeakSet()  # of calls under way, whose frames keep them
+        self._waiting: WeakSet[Wakeup] = WeakSet()  # of calls under way; added to with the lock
         self._is_closed = False
         self._ready = select.epoll()
         try:
@@ -431,7 +431,8 @@ class TierChain:
                     return False
                 if bell is None:
                     bell = Wakeup()
-                    self._waiting.add(bell)
+                    with self._lock:
+                        self._waiting.add(bell)
                     continue  # for what another thread took before there was a bell
                 ready = select.poll()
                 ready.register(bell.descriptor, select.POLLIN)
@@ -445,8 +446,7 @@ class TierChain:
                 ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
                 bell.clear()
         finally:
-            if bell is not None:
-                self._waiting.discard(bell)
+            del bell  # the traceback of an exception may keep this frame
 
     def _advance(self, links: list[Link]) -> None:
         """Takes the reports of these tiers."""
@@ -462,7 +462,9 @@ class TierChain:
                     moves.reclaim()
         finally:
             if has_any:
-                for bell in [*self._waiting]:
+                with self._lock:
+                    waiting = [*self._waiting]
+                for bell in waiting:
                     bell.wake()
 
     # Storing and loading ------------------------------------------------------------------------
@@ -521,8 +523,8 @@ class TierChain:
         failed: Exception | None = None
         ban = Ban(keys)
         try:
-            self._moves.bans.add(ban)
             with self._lock:
+                self._moves.bans.add(ban)
                 of_pool([*(keys or ())])
                 for link in self._moves.links:
                     for job in link.all_jobs:
@@ -533,6 +535,6 @@ class TierChain:
                 except Exception as error:
                     failed = failed or error
         finally:
-            self._moves.bans.discard(ban)
+            del ban  # the traceback of an exception may keep this frame
         if failed is not None:
             raise failed
