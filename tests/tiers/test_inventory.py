@@ -106,6 +106,23 @@ def test_a_block_that_goes_and_is_stored_again_in_one_call(tmp_path: Path) -> No
         inventory.close(PATIENCE)
 
 
+def test_a_block_that_is_stored_again_before_its_first_store_is_reported(tmp_path: Path) -> None:
+    rows = np.zeros((1, ROW), np.uint8)
+    with DiskTier(tmp_path, rows, 24 * ROW, timeout=PATIENCE) as disk:
+        inventory, view = DiskInventory(disk, str(tmp_path / "0.keys")), set[bytes]()
+        inventory.submitted(KEYS[:1])
+        first = wait_for(disk, disk.store(KEYS[:1], [0]))
+        disk.forget(KEYS[:1])
+        inventory.submitted(KEYS[:1])
+        inventory.reported(KEYS[:1], first.ok.tolist(), False)
+        second = wait_for(disk, disk.store(KEYS[:1], [0]))
+        inventory.reported(KEYS[:1], second.ok.tolist(), False)
+        follow(inventory, view)
+        assert view == {KEYS[0]}
+        assert not inventory._submitted
+        inventory.close(PATIENCE)
+
+
 def test_a_router_knows_what_several_disks_hold(tmp_path: Path) -> None:
     """Also after a restart, and when one of them is emptied from outside."""
     rows = np.zeros((len(KEYS), ROW), np.uint8)

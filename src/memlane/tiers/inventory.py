@@ -3,6 +3,7 @@ it. Its only I/O is a disk tier's `KeyLog`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ class DiskInventory(Inventory):
         super().__init__(self._slots)
         self._disk = disk
         self._keys: dict[bytes, bytes] = {}  # by digest: what is there, or about to be stored
-        self._submitted: dict[bytes, bytes] = {}  # of them, those whose call is not reported
+        self._submitted = Counter[bytes]()  # of them, how many calls are not reported
         disk.changes()
         self._log = KeyLog(path)
         self._logged = 0  # keys in the log
@@ -127,15 +128,18 @@ class DiskInventory(Inventory):
 
     def submitted(self, keys: Sequence[bytes]) -> None:
         self.follow()
-        by_digest = dict(zip(self._disk.digests(keys), keys, strict=True))
-        self._keys |= by_digest
-        self._submitted |= by_digest
+        digests = self._disk.digests(keys)
+        self._keys.update(zip(digests, keys, strict=True))
+        self._submitted.update(digests)
 
     def reported(self, keys: Sequence[bytes], ok: Sequence[bool], is_load: bool) -> None:
         self.follow()
         if is_load:
             return
         for digest, key in zip(self._disk.digests(keys), keys, strict=True):
+            if self._submitted[digest] > 1:
+                self._submitted[digest] -= 1
+                continue
             self._submitted.pop(digest, None)
             if not self._is_there(key):
                 self._keys.pop(digest, None)
@@ -172,7 +176,7 @@ class DiskInventory(Inventory):
         for digest, is_stored in self._disk.changes():
             if not digest:
                 super().cleared()
-                self._keys = self._submitted.copy()
+                self._keys = {digest: self._keys[digest] for digest in self._submitted}
                 stored.clear()
                 self._log_again()
             elif is_stored and digest in self._keys:
