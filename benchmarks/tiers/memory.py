@@ -24,7 +24,7 @@ from memlane.tiers import BlockPool
 from memlane.tiers.remote.packs import Index, Pack, path_of
 
 KEY_BYTES = 24  # a digest, as a disk tier has it
-AT_A_TIME = 8192
+AT_A_TIME = 256
 PACKED = 64_000  # blocks in an index of objects
 ROUNDS = 12  # times the blocks, in keys that come once
 
@@ -48,7 +48,7 @@ def fill(blocks: int, policy: str) -> BlockPool:
 
 def grown(blocks: int, policy: str) -> int:
     """Bytes that a pool takes."""
-    fill(AT_A_TIME, "lru")  # what the calls themselves need
+    fill(64, "lru")  # what the calls themselves need
     before = resident()
     pool = fill(blocks, policy)
     taken = resident() - before

@@ -1,7 +1,7 @@
 // Blocks by the 64-bit hash of their key: open addressing, linear probing, no tombstones.
 //
-// The table holds block numbers and the low half of each key; the keys stand in an array by block. At most half of the
-// table is used, so a look-up touches one cache line of it, rarely two.
+// The table holds block numbers and the low half of each key; the keys stand in an array by block. At most three
+// quarters of the table are used, so a look-up touches one or two cache lines of it.
 #pragma once
 
 #include <bit>
@@ -35,7 +35,7 @@ public:
     // Neither the key nor the block is there yet.
     void insert(Key key, Block block) {
         if (block >= keys_.size()) keys_.resize(block + 1);
-        if (2 * (size_ + 1) > table_.size()) grow();
+        if (4 * (size_ + 1) > 3 * table_.size()) grow();
         keys_[block] = key;
         table_[place(key)] = {block, low(key)};
         ++size_;

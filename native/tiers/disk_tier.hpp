@@ -237,10 +237,10 @@ public:
     void put_back(Done done) { done_.push_front(std::move(done)); }
     bool is_idle() const { return jobs_.empty() && io_.headers().is_idle(); }
 
-    // The system has been at some block for a second since it was reported as late.
     // Of the latest store or load; 0: there was none.
     Ticket last() const noexcept { return last_; }
 
+    // The system has been at some block for a second since it was reported as late.
     bool is_stalled() const noexcept {
         if (late_.empty()) return false;
         const auto longest = std::ranges::min_element(late_, {}, [](const auto& late) { return late.second; });
