@@ -36,13 +36,15 @@ static_assert(sizeof(TierSpans) == 512);
 class ShownFacts {
 public:
     // `block_bytes`: 0 of a pool, which has no memory. Throws what creating a segment throws.
-    void show(const core::SegmentId& id, const std::string& name, std::uint64_t blocks, std::uint64_t block_bytes) {
+    void show(const core::SegmentId& id, const std::string& name, const std::string& label, std::uint64_t blocks,
+              std::uint64_t block_bytes) {
         const core::SegmentPlan plan{core::System::tier,
                                      {blocks, block_bytes, 0, 0},
                                      0,
                                      {{core::Section::tier_facts, sizeof(TierFacts), 1},
                                       {core::Section::delivery_times, sizeof(Spans), std::tuple_size_v<TierSpans>}}};
         segment_ = core::Segment::create(plan, id, name, {}, std::nullopt);
+        core::set_label(segment_->header(), label);
         segment_->remove_name();
         facts_ = segment_->section<TierFacts>(core::Section::tier_facts);
         spans_ = segment_->section<TierSpans>(core::Section::delivery_times);

@@ -1015,7 +1015,7 @@ class BlockPool:
 
     def set_pinned(self, keys: object, is_pinned: bool) -> None: ...
     def forget(self, keys: object) -> None: ...
-    def show(self, id: bytes, name: str) -> None:
+    def show(self, id: bytes, name: str, label: str) -> None:
         """Lets `memlane.inspect` see its counters."""
 
     def clear(self) -> None: ...
@@ -1097,7 +1097,7 @@ class DiskTier:
         quota: int = 0,
         share: float = 0.0,
     ) -> None: ...
-    def show(self, id: bytes, name: str) -> None:
+    def show(self, id: bytes, name: str, label: str) -> None:
         """Lets `memlane.inspect` see its counters."""
 
     def facts(self) -> dict[str, Any]: ...

@@ -4,11 +4,23 @@ import logging
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from memlane import Gather, InvalidArgument, InvalidType, MessageQueue, TimedOut, WriterDied
+from memlane import (
+    Gather,
+    InvalidArgument,
+    InvalidType,
+    MessageQueue,
+    SingleWriterShmObjectStorage,
+    SingleWriterShmRingBuffer,
+    StoreFull,
+    TimedOut,
+    WriterDied,
+)
 from memlane._base.labels import label_in
 from memlane.cli import ls, top, writing
 from memlane.inspect import segments as looked
@@ -19,6 +31,7 @@ from memlane.inspect.waits import headline
 from memlane.metrics import exposition
 from memlane.metrics.catalogue import measure
 from memlane.metrics.tally import Tally
+from memlane.tiers import BlockPool, DiskArray, DiskTier
 from tests.support import dismiss, until
 from tests.support.queues import (
     fill,
@@ -180,3 +193,53 @@ def test_a_gather_names_its_rings() -> None:
             fill(writer)
             with pytest.raises(TimedOut, match=r"^queue replies\[1\]: timed out after 0 s waiting"):
                 writer.enqueue(0, timeout=0)
+
+
+def storage(name: str | None) -> SingleWriterShmObjectStorage:
+    ring = SingleWriterShmRingBuffer(4096, create=True)
+    try:
+        return SingleWriterShmObjectStorage(1024, 1, ring, name=name)
+    except BaseException:
+        ring.close()
+        raise
+
+
+def test_stores_pools_and_tiers_have_names_too(tmp_path: Path) -> None:
+    rows = np.zeros((4, 4096), np.int8)
+    pool = BlockPool(8, "lru", name="kv.pool")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with (
+        storage("images") as store,
+        DiskTier(tmp_path, rows, 1 << 16, name="kv.disk") as disk,
+        DiskArray(folders, rows, 1 << 16, name="kv.disks") as disks,
+    ):
+        found = looked()
+        labels = {"images", "kv.pool", "kv.disk", "kv.disks[0]", "kv.disks[1]"}
+        assert {each.label for each in found} == labels
+        assert {ls.row(each, None, 0.0)[0] for each in found} == labels
+        assert (store.name, pool.name, disk.name) == ("images", "kv.pool", "kv.disk")
+        assert [each.name for each in disks.disks.values()] == ["kv.disks[0]", "kv.disks[1]"]
+        text = exposition.text(measure(Look(0.0, found, []), SHM, Tally()))
+        assert 'memlane_store_objects{store="images"} 0' in text
+        assert 'memlane_tier_blocks{tier="kv.pool"} 8' in text
+        assert not [each.name for each in found if each.name in text]
+        with SingleWriterShmObjectStorage.create_from_handle(store.handle()) as reader:
+            assert reader.name == "images"
+            store.put("a", b"x" * 900)  # the reader has yet to read it
+            with pytest.raises(StoreFull, match=r"^store images: no room for 'b', 9"):
+                [store.put(key, b"x" * 900) for key in "cdeb"]
+
+
+def test_a_bad_name_of_a_store_a_pool_or_a_tier_makes_nothing(tmp_path: Path) -> None:
+    rows, folder = np.zeros((4, 4096), np.int8), tmp_path / "kv"
+    for name in ("two words", 7):
+        with pytest.raises((InvalidArgument, InvalidType), match="name must be"):
+            storage(name)  # type: ignore[arg-type]
+        with pytest.raises((InvalidArgument, InvalidType), match="name must be"):
+            BlockPool(8, name=name)  # type: ignore[arg-type]
+        for tier in (DiskTier, DiskArray):
+            path: Any = folder if tier is DiskTier else [folder]
+            with pytest.raises((InvalidArgument, InvalidType), match="name must be"):
+                tier(path, rows, 1 << 16, name=name)
+    assert not folder.exists()
+    assert not looked()

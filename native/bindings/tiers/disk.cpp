@@ -453,12 +453,12 @@ void bind_disk(nb::module_& m) {
              "share"_a = 0.0)
         .def(
             "show",
-            [](const DiskObject& self, const nb::bytes& id, const std::string& name) {
+            [](const DiskObject& self, const nb::bytes& id, const std::string& name, const std::string& label) {
                 OpenTier& opened = self.open();
-                opened.shown.show(id_from(id), name, opened.pool.pool().blocks(), opened.io.file().slot_bytes());
+                opened.shown.show(id_from(id), name, label, opened.pool.pool().blocks(), opened.io.file().slot_bytes());
                 opened.publish();
             },
-            "id"_a, "name"_a, "Lets `memlane.inspect` see its counters.")
+            "id"_a, "name"_a, "label"_a, "Lets `memlane.inspect` see its counters.")
         .def("facts", [](const DiskObject& self) { return facts_of(self.open().io); })
         .def(
             "has",

@@ -122,8 +122,8 @@ public:
         return work(*pool_);
     }
 
-    void show(const nb::bytes& id, const std::string& name) {
-        shown_.show(id_from(id), name, pool_->blocks(), 0);
+    void show(const nb::bytes& id, const std::string& name, const std::string& label) {
+        shown_.show(id_from(id), name, label, pool_->blocks(), 0);
         publish();
     }
 

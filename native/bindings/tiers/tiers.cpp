@@ -300,7 +300,7 @@ void bind_tiers(nb::module_& m) {
                 self.call([&](BlockPool& pool) { pool.forget(asked.asked()); });
             },
             "keys"_a)
-        .def("show", &PoolObject::show, "id"_a, "name"_a, "Lets `memlane.inspect` see its counters.")
+        .def("show", &PoolObject::show, "id"_a, "name"_a, "label"_a, "Lets `memlane.inspect` see its counters.")
         .def("clear", [](PoolObject& self) { self.call([](BlockPool& pool) { pool.clear(); }); })
         .def("statistics", [](const PoolObject& self) { return statistics(self.pool()); })
         .def(

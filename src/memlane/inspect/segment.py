@@ -142,7 +142,7 @@ class Segment:
         unread: places of a queue's readers that have not read the chunk that its writer needs next.
         id: of the queue or store; of a queue the `queue_id` of its handle.
         answers_to: the id of the queue whose messages are answered in this one, or None.
-        label: what people call it (`name=` of a queue), or empty.
+        label: what people call it (`name=` of a queue, store, pool or tier), or empty.
     """
 
     name: str

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.arguments import integer_from
 from memlane._base.blame import listed, role_name, suspicion
 from memlane._base.diagnosis import facts_about, participant, warn
+from memlane._base.labels import checked_label
 from memlane._base.lifetime import Owned, undone_by
 from memlane._base.segments import released_after
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
@@ -66,6 +67,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         max_objects: most objects at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
         unlink_when_complete: for the writer: remove the name once all readers have attached. Then
             nothing is left behind however they end, but no reader can be replaced.
+        name: what people call the storage; shown by every command, in errors and metrics.
 
     Attributes:
         key_index, id_index, writer_flag: on the writer, key -> (address, id), id -> key, and
@@ -98,6 +100,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         *,
         max_objects: int | None = None,
         unlink_when_complete: bool = False,
+        name: str | None = None,
     ) -> None:
         self.max_object_size = integer_from("max_object_size", max_object_size, 1)
         self.n_readers = integer_from("n_readers", n_readers, 1)
@@ -107,6 +110,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
             raise InvalidType(
                 f"a SingleWriterShmRingBuffer is needed, not {type(ring_buffer).__name__}"
             )
+        label = checked_label(name)
         size = ring_buffer.data_buffer_size
         most = min(65536, size // 1024 + 64) if max_objects is None else max_objects
         most = integer_from("max_objects", most, 1)
@@ -147,6 +151,8 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         else:
             self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
         self._own(self._end.abandon)
+        if label:
+            segment.label = label
 
     @classmethod
     def create_from_handle(cls, handle: ShmObjectStorageHandle) -> Self:
@@ -166,6 +172,11 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         with undone_by(ring.close):
             sizes = handle.max_object_size, handle.n_readers
             return cls(*sizes, ring, handle.serde_class, handle.reader_lock)
+
+    @property
+    def name(self) -> str:
+        """What people call the storage. Raises `Closed`."""
+        return self.ring_buffer._segment.label
 
     # The writer -----------------------------------------------------------------------------
 
@@ -226,8 +237,8 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         ring._check_total(total)
         if total > ring.data_buffer_size:
             raise StoreFull(
-                f"no room for {key!r}: its {total} bytes are more than the whole ring has "
-                f"({ring.data_buffer_size}); make a ring of at least {total} bytes",
+                f"{self._called}no room for {key!r}: its {total} bytes are more than the whole "
+                f"ring has ({ring.data_buffer_size}); make a ring of at least {total} bytes",
                 size,
                 key,
             )
@@ -239,7 +250,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         `is_obstructed`: the ring has room, or the table an entry, but an orphan there is still
         being read.
         """
-        what = f"no room for {key!r}, {need} bytes"
+        what = f"{self._called}no room for {key!r}, {need} bytes"
         end, ring = self._checked_writer(), self.ring_buffer
         found = end.orphan_blockers() if is_obstructed else []
         oldest = ring.monotonic_id_start
@@ -263,6 +274,10 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         who = listed(facts) if facts else "a process that has just released it"
         culprits = tuple(blocker for blocker, _ in blockers)
         return StoreFull(f"{what}: {kept_what} is kept by {who}", need, key, kept, culprits)
+
+    @property
+    def _called(self) -> str:
+        return f"store {self.name}: " if self.name else ""
 
     def _serialized(self, value: Any) -> tuple[Any, int, Any, int]:
         parts = self.ser_de.serialize(value)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from memlane import _native
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
+from memlane._base.labels import checked_label
 from memlane._base.paths import path_from
 from memlane.errors import (
     Closed,
@@ -172,6 +173,7 @@ class DiskTier(Tier):
         margin: int | str | None = None,
         quota: int | str | float | None = None,
         ttl: float | None = None,
+        name: str | None = None,
     ) -> None:
         """Args:
             path: a folder; it is made if it is missing.
@@ -190,6 +192,7 @@ class DiskTier(Tier):
                 what other namespaces have stored in these files stays. None: all of it.
             ttl: seconds, at least 1, after which a block is a miss and its slot is free, counted
                 in whole seconds of the system's clock, also while the tier is closed. None: never.
+            name: what people call the tier; commands and metrics show it.
 
         Raises:
             InvalidType, InvalidArgument: an argument is not valid, or the capacity is below one
@@ -223,6 +226,7 @@ class DiskTier(Tier):
         self._timeout = seconds_of(timeout)
         own, share = (0, 0.0) if quota is None else _quota(quota, nbytes, slots, held.nbytes)
         oldest = 0 if ttl is None else _whole_seconds(ttl)
+        self.name = checked_label(name)
         self._rows = held
         if direct is None and held.nbytes % _PAGE:
             direct = False
@@ -236,7 +240,7 @@ class DiskTier(Tier):
             *(oldest, own, share),
         )
         self._facts = self._native.facts()
-        show(self._native)
+        show(self._native, self.name)
         self._reports = Reports(self._native)
         self._folder = folder
         self._logged: dict[str, _Logged] = {}  # by the line

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from memlane._base.arguments import items_of
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
+from memlane._base.labels import LONGEST, checked_label
 from memlane._base.paths import path_from
 from memlane._locks import Lock
 from memlane._native import DiskOrder, crc32c
@@ -90,7 +91,8 @@ class DiskArray(Tier):
                 left out with a warning, unless all are.
             rows: as of every `Tier`.
             capacity: of each folder, as of `DiskTier`; a disk that has less takes what it has.
-            options: what else a `DiskTier` takes, for each folder. A policy must be a name.
+            options: what else a `DiskTier` takes, for each folder. A policy must be a name. With
+                `name="kv"` the folders' tiers are called `kv[0]`, `kv[1]`, in their order.
 
         Raises:
             InvalidType, InvalidArgument: an argument is not valid, there is no path, or one comes
@@ -104,6 +106,7 @@ class DiskArray(Tier):
             raise InvalidArgument("paths must be one or more folders, all different")
         if not isinstance(options.get("policy", ""), str):
             raise InvalidType("policy of a DiskArray must be a name: each disk has one of its own")
+        label = checked_label(options.pop("name", None), LONGEST - len(f"[{len(folders)}]"))
         self._timeout = seconds_of(options.get("timeout", 5.0))
         self._rows = Rows(rows)
         self.disks: dict[str, DiskTier] = {}
@@ -113,9 +116,12 @@ class DiskArray(Tier):
                 self._ready = opened.enter_context(select.epoll())
             except OSError as error:
                 raise system_fault(error.errno or 0, "cannot make an epoll descriptor") from None
-            for folder in folders:
+            for number, folder in enumerate(folders):
+                called = f"{label}[{number}]" if label else None
                 try:
-                    disk = opened.enter_context(DiskTier(folder, rows, capacity, **options))
+                    disk = opened.enter_context(
+                        DiskTier(folder, rows, capacity, name=called, **options)
+                    )
                     self.disks[folder] = disk
                     self._ready.register(disk.fileno(), select.EPOLLIN)
                 except SystemFault as error:

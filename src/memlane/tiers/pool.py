@@ -14,6 +14,7 @@ import numpy.typing as npt
 from memlane import _native
 from memlane._base.arguments import integer_from, items_of
 from memlane._base.diagnosis import warn
+from memlane._base.labels import checked_label
 from memlane._base.segments import name_of, new_id
 from memlane.errors import (
     InvalidArgument,
@@ -144,10 +145,13 @@ class BlockPool:
     Its counters are in 8 KiB of /dev/shm without a name, where `memlane.inspect` reads them.
     """
 
-    def __init__(self, blocks: int, policy: PolicyName | Policy = "tuned") -> None:
+    def __init__(
+        self, blocks: int, policy: PolicyName | Policy = "tuned", *, name: str | None = None
+    ) -> None:
         """Args:
             blocks: the capacity.
             policy: which block is evicted; a name, or an object that decides.
+            name: what people call the pool; commands and metrics show it.
 
         Raises:
             InvalidType, InvalidArgument: for an argument that is none.
@@ -155,6 +159,7 @@ class BlockPool:
         """
         count = integer_from("blocks", blocks, 1, _MOST_BLOCKS)
         self._policy = checked_policy(policy)
+        self.name = checked_label(name)
         self._generation = _native.fork_generation()
         try:
             self._native = _native.BlockPool(count, policy)
@@ -162,7 +167,7 @@ class BlockPool:
             why = f"cannot allocate a pool of {count} blocks"
             raise system_fault(errno.ENOMEM, why) from None
         self._backing: Backing | None = None
-        show(self._native)
+        show(self._native, self.name)
 
     def pin(self, keys: Sequence[bytes]) -> Pin:
         """Pins the blocks of the leading run of keys that are stored: they are not evicted until
@@ -259,11 +264,11 @@ class BlockPool:
         return self._native
 
 
-def show(native: _native.BlockPool | _native.DiskTier) -> None:
-    """Lets `memlane.inspect` see its counters."""
+def show(native: _native.BlockPool | _native.DiskTier, label: str) -> None:
+    """Lets `memlane.inspect` see its counters, and what people call it."""
     identity = new_id()
     try:
-        native.show(identity, name_of(identity))
+        native.show(identity, name_of(identity), label)
     except MemlaneError as error:
         warn("memlane top will not show a pool or tier of this process: %s", error)
 

@@ -113,7 +113,8 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
             del facts["tp_rank"]
         if self._kind == "DiskTier":
             ranks = (config.dp_rank, config.pp_rank, config.tp_rank, config.attn_cp_rank)
-            own.setdefault("opener", "-".join(map(str, ranks)))
+            rank = "-".join(map(str, ranks))
+            own = {"opener": rank, "name": f"sglang.disk[{rank}]", **own}
         own["namespace"] = json.dumps([facts, own.get("namespace", "")], sort_keys=True)
         place = own.pop(_PLACES[self._kind])
         if isinstance(place, list):  # of folders

@@ -51,7 +51,7 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
         reader_lock: Any = None,
     ) -> None:
         given = (max_object_size, n_readers, ring_buffer, serde_class, reader_lock)
-        super().__init__(*given, unlink_when_complete=True)
+        super().__init__(*given, unlink_when_complete=True, name="vllm.mm_cache")
         self._secret = self._end.secret
 
     def get_signature(self, key: str) -> list[int]:

@@ -65,7 +65,9 @@ class DiskTier(TierManager):
 
     what = "a DiskTier"
     needed = ("path", "capacity")
-    optional = ("namespace", "policy", "timeout", "direct", "opener", "margin", "quota", "ttl")
+    optional = (
+        *("namespace", "policy", "timeout", "direct", "opener", "margin", "quota", "ttl", "name"),
+    )
     prefix = "vllm:memlane_disk_tier_"
     counters = _COUNTERS
     gauges = _GAUGES
@@ -76,7 +78,9 @@ class DiskTier(TierManager):
             from memlane.tiers import DiskTier as Disk
 
         self._held: dict[bytes, TierPin] = {}  # found, and not asked for yet
-        own.setdefault("opener", str(config.parallel.data_parallel_index))
+        replica = config.parallel.data_parallel_index
+        own.setdefault("opener", str(replica))
+        own.setdefault("name", f"vllm.disk[{replica}]")
         self._keys = f"{own['opener']}.keys"
         path, capacity = own.pop("path"), own.pop("capacity")
         tier: Disk | DiskArray
