@@ -28,6 +28,8 @@ def test_an_argument_for_each() -> None:
                 group.scatter(Model.step, wrong)
         with pytest.raises(InvalidType, match="pickled"):
             group.scatter(Model.step, [1, 2, lambda: None])
+        with pytest.raises(InvalidType, match="pickled"):  # rank 1 does not get its own either
+            group[1:].scatter(Model.step, [1, lambda: None])
         assert group[3:].scatter(Model.step, []).result() == []
         assert group.call(Model.history) == [["a", 6], ["b"], ["c", 5]]
 
