@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memlane import Gather, InvalidArgument
@@ -37,6 +38,17 @@ def test_each_participant_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
         ]
         assert [each["LAG"] for each in cells] == ["", "4", "3"]
         assert [each["MESSAGES"] for each in cells] == ["4", "0", "1"]
+
+
+def test_what_a_reader_keeps_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The chunk of a view, and it goes with the view."""
+    with queue_of(name="steps", max_chunk_bytes=2 << 20) as (writer, [reader]):
+        writer.enqueue(np.zeros(1 << 20, np.uint8))
+        with reader.dequeue_view():
+            _, titles, _, row = shown(capsys, "steps")
+        assert "KEEPS" in titles
+        assert "2.0M" in row.split()
+        assert "KEEPS" not in shown(capsys, "steps")[1]
 
 
 def test_a_segment_is_found_by_what_people_and_ls_call_it(
