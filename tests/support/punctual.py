@@ -97,14 +97,14 @@ class Waker:
             os._exit(0)
 
     def _wake_up(self) -> None:
-        late = 0.0
+        late, woke = 0.0, time.monotonic()
         for number in itertools.count():
-            self._moments[number % _KEPT], self._sums[number % _KEPT] = time.monotonic(), late
+            self._moments[number % _KEPT], self._sums[number % _KEPT] = woke, late
             self._pressures[number % _KEPT] = self._total_pressure()
             self._count[0] = number + 1
-            due = time.monotonic() + PERIOD
             time.sleep(PERIOD)
-            late += time.monotonic() - due
+            before, woke = woke, time.monotonic()
+            late += woke - before - PERIOD  # also if it was kept from running before it slept
 
     def _total_pressure(self) -> float:
         if self._pressure is None:
