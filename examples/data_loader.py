@@ -75,11 +75,13 @@ def main() -> None:
         with WorkerGroup(Worker, arguments.workers, args=[folder], on_death="replace") as group:
             following = Batch(group, batches[0])
             for step in range(len(batches)):
-                batch = following
+                batch, victim = following, group.pids[-1]
+                if step == len(batches) // 2:
+                    os.kill(victim, signal.SIGSTOP)  # so that it owes something when it dies
                 if step + 1 < len(batches):
                     following = Batch(group, batches[step + 1])  # loaded while this one is used
                 if step == len(batches) // 2:
-                    os.kill(group.pids[-1], signal.SIGKILL)  # an accident
+                    os.kill(victim, signal.SIGKILL)  # an accident
                 samples = batch.samples()
                 seen += [number for number, _ in samples]
                 mean += float(np.stack([image for _, image in samples]).mean()) / len(batches)

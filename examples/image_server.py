@@ -1,6 +1,6 @@
 """A server and its pool of workers: python examples/image_server.py (pip install . fastapi httpx)
 
-Each worker is a process that is called: an image goes to the worker that has the least to do, and
+Each worker is a process of its own: an image goes to the worker that has the least to do, and
 its answer is awaited, without threads. A worker that dies fails the requests that it has, and is
 replaced before the next one.
 
@@ -27,7 +27,7 @@ Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class Worker:
-    """What a worker's process has, such as a model."""
+    """The state of a worker's process, such as a model."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._axes = (0, 1)
@@ -69,7 +69,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/mean")
 async def mean(request: Request, width: int, height: int) -> list[float]:
-    """Of the RGB image in the body: width * height * 3 bytes."""
+    """Takes an RGB image as the body: width * height * 3 bytes."""
     body = await request.body()
     if min(width, height) < 1 or len(body) != width * height * 3 or len(body) > MOST_BYTES:
         raise HTTPException(400, f"{len(body)} bytes are no {width} x {height} RGB image")
@@ -79,7 +79,7 @@ async def mean(request: Request, width: int, height: int) -> list[float]:
         async with asyncio.timeout(SECONDS):
             return await pool.mean_of(image)
     except (MemlaneError, TimeoutError) as error:
-        raise HTTPException(503, f"try again: {error}") from error
+        raise HTTPException(503, f"try again: {error!r}") from error
 
 
 def main() -> None:

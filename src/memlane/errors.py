@@ -246,7 +246,7 @@ class CorruptMessage(MemlaneError, ValueError):
 
 
 class LayoutMismatch(MemlaneError, ValueError):
-    """A segment's layout or geometry, or the version of a peer elsewhere, differs from this
+    """A segment's layout or geometry, or the version of a peer on another host, differs from this
     process's; the text states both."""
 
 

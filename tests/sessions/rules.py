@@ -167,6 +167,12 @@ def _attach_those_of_a_report(
     return method(writer, teller, report, now)
 
 
+def _believe_it_of_anyone(
+    _method: Method, writer: WriterSession, _route: bytes, _error: object, ticket: int, *_: object
+) -> None:
+    writer._peers[ticket % len(writer._peers)].refuse_version("it speaks another version")
+
+
 def _take_any_welcome(
     method: Method, session: ReaderSession, header: Header, welcome: Welcome
 ) -> None:
@@ -470,7 +476,7 @@ RULES = [
          _count_for_the_place),
     Rule("nobody waits for a reader of another version", "a_reader_of_another_version", Peer,
          "refuse_version", _nothing),
-    Rule("one of this version may take its place", "a_reader_of_another_version", Peer, "connect",
+    Rule("one of this version may take its place", "a_reader_of_another_version", Peer, "attach",
          _keeping("other_version")),
     Rule("a reader knows a writer of another version", "a_reader_of_another_version", R, "_fail",
          _nothing),
@@ -478,7 +484,7 @@ RULES = [
          "a_reader_of_another_version_that_is_released", Peer, "release",
          _keeping("other_version")),
     Rule("who has attached is of this version", "a_member_that_pretends_to_be_of_another_version",
-         Peer, "is_missing", _gives(True)),
+         W, "_refuse_version", _believe_it_of_anyone),
     Rule("a former key says nothing of a version",
          "a_member_that_pretends_to_be_of_another_version", W, "_refuse_version",
          lambda refuse, writer, route, error, ticket, *rest:

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.states import Event, Life
 from tests.sessions.examples import EXAMPLES, hello_of
 from tests.sessions.rules import RULES, TABLES, Rule
 from tests.sessions.world import World
@@ -125,6 +127,16 @@ def test_every_rule_is_needed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> No
     rule.remove(monkeypatch)
     with pytest.raises((AssertionError, IndexError, KeyError)):
         EXAMPLES[rule.example]()
+
+
+def test_who_attaches_behind_a_relay_is_of_this_version() -> None:
+    """Also if another process has had its key, while it was on its way to the relay's ring."""
+    peer = Peer(0, 0)
+    peer.apply(Event.CONNECTED, 0.0)
+    peer.apply(Event.SENT_TO_RELAY, 0.0)
+    peer.refuse_version("it speaks another version")
+    peer.attach(Event.SEEN_BEHIND, 0.0)
+    assert (peer.life, peer.other_version) == (Life.RUNNING, "")
 
 
 def test_a_holder_of_two_keys_on_one_route() -> None:

@@ -29,7 +29,7 @@ from memlane import (
     WorkerGroup,
     WrongProcess,
 )
-from memlane.workers.processes import Process, Starter
+from memlane.workers.processes import Process, Starter, shielded
 from memlane.workers.serving import _Inbox
 from memlane.workers.table import Pending
 from memlane.workers.ticket import PLAIN
@@ -352,6 +352,68 @@ def test_a_handler_raises_while_a_worker_starts(number: signal.Signals) -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
     assert [is_gone(pid) for pid in pids] == [True]
+
+
+def test_a_handler_raises_while_a_worker_is_replaced() -> None:
+    """The process that was started is the worker; no second one gets its place."""
+    alarms: list[int] = []
+
+    def env(rank: int) -> dict[str, str]:
+        if alarms:
+            signal.raise_signal(alarms.pop())
+        return {}
+
+    def handle(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with group_of(2, on_death="replace", env=env) as group:
+            victim = group.pids[1]
+            alarms.append(signal.SIGUSR1)
+            os.kill(victim, signal.SIGKILL)
+
+            def is_interrupted() -> bool:
+                with suppress(WorkerDied):  # of what it had not answered
+                    group.call(Model.step, 1)
+                return False
+
+            with pytest.raises(Interrupted):
+                until(is_interrupted)
+            successor = group.pids[1]
+            assert successor != victim
+            group.call(Model.step, 1)
+            assert group.pids[1] == successor
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_raises_while_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came meanwhile is handled all the same, then and later."""
+    handled: list[int] = []
+    put_back = signal.signal
+
+    def handle(number: int, frame: object) -> None:
+        handled.append(number)
+        raise Interrupted
+
+    def interrupted(number: int, handler: Any) -> Any:
+        if handler is handle:
+            raise Interrupted  # by another signal's handler
+        return put_back(number, handler)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(signal, "signal", interrupted)
+            with pytest.raises(Interrupted), shielded():
+                signal.raise_signal(signal.SIGUSR1)
+        assert handled == [signal.SIGUSR1]
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGUSR1)
+        assert len(handled) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_handler_of_a_worker_that_was_forked() -> None:

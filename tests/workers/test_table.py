@@ -125,3 +125,21 @@ def test_a_group_is_killed_while_an_answer_is_taken() -> None:
     killing.join()
     assert [(call.values, call.errors) for call in calls] == [({0: "answer"}, {}), ({}, {0: LOST})]
     assert table.is_idle
+
+
+def test_a_call_that_is_sent_again_has_not_seen_the_death_before() -> None:
+    """The worker died while there was no space for it in the queue; another process has it then."""
+    table = Table(2, MOST)
+    for rank in range(2):
+        table.start(rank)
+        table.answer(rank, 0, None, None)
+    call = Pending("step", [0, 1])
+    table.begin(call, [0, 1])
+    table.die(0, WorkerDied(0, 1, 9, ""))
+    table.take_back(call, [0, 1])
+    table.start(0)
+    table.begin(call, [0, 1])
+    table.answer(0, 0, None, None)
+    for rank in range(2):
+        table.answer(rank, 1, rank, None)
+    assert (call.values, call.errors) == ({0: 0, 1: 1}, {})

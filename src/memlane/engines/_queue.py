@@ -92,7 +92,7 @@ class EngineQueue(memlane.MessageQueue):
 
     def export_handle(self, rank: int | None = None) -> EngineHandle:
         """On a reader: the handle that it attached with."""
-        handle = super().export_handle(rank) if self._is_writer else replace(self.handle)
+        handle = super().export_handle(rank) if self._is_writer else replace(self.handle, rank=None)
         return cast("EngineHandle", handle)
 
     @classmethod
@@ -102,6 +102,8 @@ class EngineQueue(memlane.MessageQueue):
         """Is memlane's, for handles of this class. Rank -1 takes any free remote place."""
         if not isinstance(handle, EngineHandle):
             raise InvalidType(cls.ENGINE.not_switched(repr(type(handle)), "queue"))
+        if rank == -1 and handle.rank is not None:
+            rank = None
         if rank != -1:
             return super().create_from_handle(handle, rank, timeout=timeout)
         refused: Exception = InvalidArgument(

@@ -93,13 +93,12 @@ class Loops:
         """As `Sender.submit`. If it is cancelled, no worker gets the call, unless there was no
         space in the queue."""
         while True:
-            if sender.needs_heal() or not sender.lock.acquire(blocking=False):
+            is_free, waits = False, None
+            if not sender.needs_heal():
+                is_free, waits = sender.attempt_at_once(pending, message)
+            if not is_free:
                 await asyncio.to_thread(sender.heal_now, pending.ranks)
                 continue
-            try:
-                waits = sender.attempt(pending, message, Deadline(0))
-            finally:
-                sender.lock.release()
             if waits is None:
                 return
             may_send, full = waits

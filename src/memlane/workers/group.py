@@ -308,14 +308,14 @@ class WorkerGroup(Workers[W], Owned):
 
     def _begin(self, rank: int, calls: Handle, cancels: Handle, lane: Handle | None) -> Pending:
         """Starts the process of a rank, and does not wait for it."""
-        death = self._table.deaths.get(rank)
+        death, before = self._table.deaths.get(rank), self._processes.find(rank)
         try:
             start, answers = self._table.start(rank), self._gather.export_handle(rank)
             ticket = Ticket(rank, self.world, calls, answers, cancels, lane)
             with shielded():
                 self._processes.add(Process(rank, self._start(ticket)))
         except BaseException:
-            if death is not None:  # it has no other process
+            if death is not None and self._processes.find(rank) is before:  # it has no other one
                 self._table.die(rank, death)
                 self._sender.release(rank)
             raise

@@ -245,26 +245,31 @@ def shielded() -> Iterator[None]:
     """Python's signal handlers are called after the block, so that a process that starts in it is
     known even if one raises. The process has Ctrl-C blocked until it leads a group of its own.
 
-    A mask would not do: it is of one thread, and the system takes another one.
+    Blocking the signals is not enough: the mask belongs to one thread, and the kernel delivers to
+    another.
     """
-    came: list[tuple[int, FrameType | None]] = []
-    handlers, pid = _handlers(), os.getpid()
+    came: dict[int, FrameType | None] = {}  # once each, as the kernel does
+    handlers, pid, is_over = _handlers(), os.getpid(), False
 
     def defer(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == pid:
-            came.append((number, frame))
-        else:  # in a worker that was forked
+        if is_over or os.getpid() != pid:  # not put back, as another has raised; or a forked worker
             handlers[number](number, frame)
+        else:
+            came.setdefault(number, frame)
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for number in handlers:
             signal.signal(number, defer)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        _call_each(signal.signal, [*handlers.items()])
-        _call_each(lambda number, frame: handlers[number](number, frame), came[::-1])
+        is_over = True
+        try:
+            _call_each(signal.signal, [*handlers.items()])
+        finally:
+            _call_each(lambda number, frame: handlers[number](number, frame), [*came.items()])
 
 
 def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:
@@ -272,12 +277,16 @@ def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     found = {number: signal.getsignal(number) for number in sorted(signal.valid_signals())}
-    return {number: handler for number, handler in found.items() if callable(handler)}
+    # asyncio's raises nothing, and would have to be restarted as it was: see siginterrupt(3).
+    return {
+        number: handler
+        for number, handler in found.items()
+        if callable(handler) and getattr(handler, "__name__", "") != "_sighandler_noop"
+    }
 
 
 def _call_each(call: Callable[..., object], last_first: list[tuple[Any, ...]]) -> None:
-    """Calls it for all of them, whichever raises. Ctrl-C's handler, of the lowest number, is the
-    last that is back, so that it finds the others."""
+    """Calls it for all of them, whichever raises."""
     if last_first:
         try:
             call(*last_first.pop())
@@ -312,6 +321,10 @@ class Processes:
     def of(self, rank: int) -> Process:
         """Returns the one that has the rank."""
         return self._by_rank[rank]
+
+    def find(self, rank: int) -> Process | None:
+        """Returns the same, or None if the rank had none yet."""
+        return self._by_rank.get(rank)
 
     def rank_of(self, pid: int) -> int | None:
         """Returns the rank of a process; None if it has none."""

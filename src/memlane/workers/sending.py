@@ -56,7 +56,7 @@ class Sender:
         self._table, self._answers, self._ranks = table, answers, ranks
         self._name, self._ring = name, ring
         self.lock = Lock()  # of the thread that sends, or replaces workers
-        self._is_sending = False  # the thread that has the lock
+        self._is_sending = False  # whether the holder of the lock is in the middle of a send
         self._sent: dict[MessageQueue[Any], int] = {}
         self._unsure: tuple[MessageQueue[Any], int, Pending, Sequence[int]] | None = None
         self._lanes: list[MessageQueue[Any]] = []  # once one is needed
@@ -179,6 +179,21 @@ class Sender:
                     may_send = partial(self._has_died, error.rank, before)
         return may_send or partial(self._may_send, ranks), full
 
+    def attempt_at_once(
+        self, pending: Pending, message: list[Any]
+    ) -> tuple[bool, tuple[Callable[[], bool], list[int]] | None]:
+        """Returns whether no other thread sends, and if so what `attempt` returns. Raises as
+        `submit`."""
+        try:
+            if not self.lock.acquire(blocking=False):
+                return False, None
+            return True, self.attempt(pending, message, Deadline(0))
+        finally:
+            try:  # noqa: SIM105
+                self.lock.release()  # no call before it, in which a handler could raise
+            except RuntimeError:
+                pass  # it is another thread's
+
     def must_be_in_time(
         self, has_room: bool, pending: Pending, full: list[int], deadline: Deadline
     ) -> None:
@@ -236,8 +251,8 @@ class Sender:
         """Returns False if there is no space for it now."""
         before = self._sent[queue]
         self._unsure = (queue, before, pending, ranks)
-        message[0] = self._table.begin(pending, ranks)
         try:
+            message[0] = self._table.begin(pending, ranks)
             queue.enqueue(message, deadline.left(_SLICE))
         except BaseException as error:
             self._find_out()
@@ -262,15 +277,20 @@ class Sender:
         self._ended.append((key, ranks))
         if self.lock.is_mine() or self._answers.is_in_a_call:
             return
-        if self.lock.acquire(blocking=False):
-            try:
+        try:
+            if self.lock.acquire(blocking=False):
                 self._is_sending = True
-                with suppress(MemlaneError):  # of a worker that has died
-                    self._find_out()
-                    self._end_streams()
-            finally:
-                self._is_sending = False
-                self.lock.release()
+                try:
+                    with suppress(MemlaneError):  # of a worker that has died
+                        self._find_out()
+                        self._end_streams()
+                finally:
+                    self._is_sending = False
+        finally:
+            try:  # noqa: SIM105
+                self.lock.release()  # no call before it, in which a handler could raise
+            except RuntimeError:
+                pass  # it is another thread's
 
     def _end_streams(self) -> None:
         """Sends the ends of streams, as far as there is space."""

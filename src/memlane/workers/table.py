@@ -69,8 +69,7 @@ class Pending:
 
     def hand_out(self) -> None:
         """Notes that a caller has it, who can ask for exceptions."""
-        errors = self.errors
-        self._unasked = [Unasked(self.name, *e) for e in errors.items()] if errors else []
+        self._unasked = [Unasked(self.name, *failed) for failed in [*self.errors.items()]]
 
     def ask(self) -> None:
         """Notes that its caller gets the exceptions."""
@@ -109,10 +108,13 @@ class Table:
         return number if len(ranks) == 1 or sent.count(number) == len(sent) else [*sent]
 
     def take_back(self, call: Pending, ranks: Iterable[int]) -> None:
-        """Removes the call that was added last, even if in part: it was not sent."""
+        """Removes the call that was added last, even if in part: it was not sent. It may be sent
+        again, to another process of a rank whose death it was told meanwhile."""
         for rank in ranks:
             due = self._due[rank]
             with self._taking:
+                if call.errors.pop(rank, None) is not None:
+                    call.missing[rank] = None
                 if due and due[-1][1] is call:
                     self._sent[rank] = due[-1][0] - 1
                     due.pop()

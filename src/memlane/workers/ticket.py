@@ -1,8 +1,8 @@
 """The ticket that a worker starts with, and the forms of the messages between group and worker.
 
 A call is `[numbers, kind, method, args, kwargs]`. `numbers` is the call's number among all that its
-worker gets, from 1 on: an int if all workers have the same, else a list by rank. An answer is
-`[rank, number, has_returned, value]`; answer 0 is that of the worker's start. So an answer never
+worker gets, from 1 on: an int if it is the same for all that get the call, else a list by rank. An
+answer is `[rank, number, has_returned, value]`; answer 0 is that of the worker's start. So none
 counts for another call, and each side notices a missing message by a gap in the numbers.
 """
 

@@ -106,7 +106,8 @@ def whole_header(epoch: int, sequence: int, kind: int, total: int) -> bytes:
 
 
 class OtherVersion(CorruptMessage):
-    """A frame does not begin as those of this version do; `is_memlane`, but as another's."""
+    """The frame's first bytes are not this version's. `is_memlane`: they are those of another
+    version of memlane."""
 
     def __init__(self, begin: bytes) -> None:
         self.is_memlane = begin[:-1] == _MAGIC
@@ -116,19 +117,23 @@ class OtherVersion(CorruptMessage):
         super().__init__(self.text("the peer"))
 
     def text(self, peer: str) -> str:
-        """Says who has which version."""
+        """Returns the error's text."""
         return (
             f"{peer} speaks {self._theirs}, this process version {VERSION}; use the same version "
             f"of memlane on both sides"
         )
 
 
+def _check_version(part: bytes | memoryview) -> None:
+    if len(part) >= len(_BEGIN) and part[: len(_BEGIN)] != _BEGIN:
+        raise OtherVersion(bytes(part[: len(_BEGIN)]))
+
+
 def header_of(part: bytes | memoryview) -> Header:
     """The header at the beginning of a frame; CorruptMessage if there is none."""
     if len(part) < HEADER_BYTES:
         raise CorruptMessage(f"a frame of {len(part)} bytes is shorter than its header")
-    if part[: len(_BEGIN)] != _BEGIN:
-        raise OtherVersion(bytes(part[: len(_BEGIN)]))
+    _check_version(part)
     _, _, what, kind, _, epoch, sequence, piece, pieces, offset, total = _HEADER.unpack_from(part)
     return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
 
@@ -240,6 +245,7 @@ def parsed(part: bytes) -> tuple[Header, Any]:
     Raises:
         CorruptMessage: there is no header, or the body is not what the header announces.
     """
+    _check_version(part)  # another one's header may be shorter
     header = header_of(part)
     kind = _BODIES.get(header.what)
     if kind is None:

@@ -178,6 +178,7 @@ class Peer:
 
     def attach(self, event: Event, now: float) -> None:
         self.last_progress = self.reported_at = now
+        self.other_version = ""
         self.apply(event, now)
 
     def connect(self, route: bytes, pid: int, address: str, greeting: int, now: float) -> None:
@@ -188,7 +189,6 @@ class Peer:
         self.greeting, self.asks = greeting, False
         self.said.clear()
         self.route, self.pid, self.address = route, pid, address
-        self.other_version = ""
         self.apply(Event.CONNECTED, now)
 
     def begin_stream(self, cursor: Cursor, welcome: bytes, now: float) -> None:
@@ -265,8 +265,7 @@ class Peer:
 
     def refuse_version(self, why: str) -> None:
         """The process that has its key speaks another version."""
-        if self.is_missing:
-            self.other_version = why
+        self.other_version = why
 
     def question(self) -> None:
         self.asks = True

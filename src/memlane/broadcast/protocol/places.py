@@ -205,7 +205,9 @@ class Places:
         for peer in self.failed():
             rank = peer.rank_or_usual
             if peer.other_version:
-                raise LayoutMismatch(peer.other_version)
+                raise LayoutMismatch(
+                    f"{peer.other_version}, or call release_reader({rank}) to continue without it"
+                )
             raise ReaderDied(
                 rank,
                 peer.pid,

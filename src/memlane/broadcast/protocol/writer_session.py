@@ -77,7 +77,7 @@ class WriterSession:
         self.outbox = Outbox(self._peers, options.window, options.window_bytes)
         self._answers: deque[tuple[bytes, bytes]] = deque()  # for those that have no stream
         self._has_taken = False  # some reader has, since messages were last dropped
-        self._has_met_others = False  # of another version, without a key
+        self._has_met_others = False  # of another version, for whom nobody waits
         self.unwanted: deque[bytes] = deque()
         self.is_asked = self.is_everybody_here = False
         self.ending = Ending(
@@ -166,19 +166,19 @@ class WriterSession:
         self, route: bytes, error: OtherVersion, ticket: int | None, address: str
     ) -> str | None:
         """Answers a peer of another version, which knows this one by the answer's first bytes. If
-        it has proven a key, nobody waits any longer for the reader that has it. Without keys it may
-        be anyone: returns a line for the log, once."""
+        it has proven the key of a reader that is waited for, nobody waits for that any longer.
+        Otherwise returns a line for the log, once."""
         if self.is_known(route) or (ticket is None and not error.is_memlane):
             raise error
         line = error.text(f"a reader at {address}")
         self._answers.append((route, self._frame(What.REFUSED, body=Refused("version", line))))
-        if ticket is None:
-            is_first, self._has_met_others = not self._has_met_others, True
-            return line if is_first else None
-        peer = self._peers[ticket % len(self._peers)]
-        if ticket == self._ticket_of(peer):
-            peer.refuse_version(error.text(f"{peer.name} at {address}"))
-        return None
+        if ticket is not None:
+            peer = self._peers[ticket % len(self._peers)]
+            if ticket == self._ticket_of(peer) and peer.is_missing:
+                peer.refuse_version(error.text(f"{peer.name} at {address}"))
+                return None
+        is_first, self._has_met_others = not self._has_met_others, True
+        return line if is_first else None
 
     def _ticket_of(self, peer: Peer) -> int:
         """Returns the ticket that the key of its place and generation proves."""
