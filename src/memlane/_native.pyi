@@ -415,9 +415,9 @@ class RingReader:
         opening: int,
         origin: tuple[int, str] | None,
     ) -> None: ...
-    def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object:
+    def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object:
         """
-        The next object, decoded; with `lend`, large arrays stay in their extent.
+        The next object by (timeout, cancel, lend); with `lend`, large arrays stay in their extent.
         """
 
     def receive_view(

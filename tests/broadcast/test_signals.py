@@ -11,7 +11,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from memlane import Closed, CorruptMessage, MessageQueue
@@ -271,7 +273,8 @@ def test_a_call_that_a_handler_has_left_has_sent_nothing(call: str) -> None:
 
 
 @pytest.mark.soak(seconds=60 + 4 * SECONDS)
-def test_a_gather_loses_nothing_to_a_handler() -> None:
+@pytest.mark.parametrize("ends", [queue_of, gather_of])
+def test_a_reader_loses_nothing_to_a_handler(ends: Callable[..., Any]) -> None:
     """What `dequeue` has taken is in the caller's variable before a handler can raise."""
     is_armed = False
 
@@ -279,13 +282,15 @@ def test_a_gather_loses_nothing_to_a_handler() -> None:
         if is_armed:
             raise Interrupted
 
-    with gather_of(1) as (reader, (writer,)), alarms(handler, every=0.0003):
+    with ends(1, max_chunk_bytes=1 << 16) as (one, (other,)), alarms(handler, every=0.0003):
+        writer, reader = (one, other) if ends is queue_of else (other, one)
         end = time.monotonic() + SECONDS
         raised = 0
         for number in itertools.count():
             if time.monotonic() > end and raised > 20:
                 break
-            writer.enqueue(number)
+            # One is decoded by C alone, one by Python with an array beside it.
+            writer.enqueue((number, np.zeros(2000)) if number % 2 else (number, b""))
             message = None
             while message is None:
                 try:
@@ -295,4 +300,4 @@ def test_a_gather_loses_nothing_to_a_handler() -> None:
                 except Interrupted:
                     is_armed = False
                     raised += 1
-            assert message == number
+            assert message[0] == number

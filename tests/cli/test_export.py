@@ -109,6 +109,11 @@ main()
             process.kill()
 
 
+def idle(link: Link) -> None:
+    """Role: a process that takes part in nothing."""
+    link.hear()
+
+
 def test_only_one_process() -> None:
     own = ("--pid", str(os.getpid()))
     with queue_of() as (writer, _), exporter(*own, _SEARCH_EVERY=0.2) as served:
@@ -116,8 +121,10 @@ def test_only_one_process() -> None:
         assert name in served.metrics()
         with MessageQueue(1, 1) as second:
             until(lambda: name_in(second.export_handle()) in served.metrics())
-    with exporter("--pid", str(os.getppid())) as served, queue_of() as (writer, _):
+    other = start(idle)
+    with exporter("--pid", str(other.pid)) as served, queue_of() as (writer, _):
         assert name_in(writer.export_handle()) not in served.metrics()
+    other.kill()
 
 
 def test_what_is_refused() -> None:
@@ -127,17 +134,19 @@ def test_what_is_refused() -> None:
         assert taken.stderr == (
             f"memlane: cannot listen on 127.0.0.1 port {served.port}: Address already in use\n"
         )
+    other = start(idle)
     for arguments, text in (
         (["export", "--host", "192.0.2.1"], "Cannot assign requested address"),
         (["export", "--pid", "999999999"], "there is no process 999999999"),
         (["trace", "999999999"], "there is no process 999999999"),
-        (["trace", str(os.getppid()), "--seconds", "0.1", "-o", "/dev/null"], "takes part in no"),
+        (["trace", str(other.pid), "--seconds", "0.1", "-o", "/dev/null"], "takes part in no"),
     ):
         done = run_memlane(*arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("memlane: ")
         assert text in done.stderr
         assert done.stderr.count("\n") == 1
+    other.kill()
 
 
 def test_a_segment_of_another_version() -> None:

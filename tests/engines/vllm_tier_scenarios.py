@@ -427,7 +427,10 @@ def metrics() -> None:
         assert first.reduce()["vllm:memlane_disk_tier_used"] == 2 * ROW
         assert alone.tier.get_stats() is None
         alone.load(0)
+        assert alone.there(0, 9) == [0]
         second = alone.tier.get_stats().reduce()
+        asked, found = (second[f"vllm:memlane_disk_tier_{one}"] for one in ("lookups", "found"))
+        assert asked > found > 0
         assert second["vllm:memlane_disk_tier_stored"] == 0
         assert second["vllm:memlane_disk_tier_loaded"] == 1
         kinds = {name: type(each).__name__ for name, each in declared.items()}

@@ -1,5 +1,6 @@
 """Signal handlers that run at some moment during a block."""
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,14 +38,20 @@ def alarms(handler: Callable[[], object], every: float, first: float = 0.0) -> I
 
     CPython 3.11 may overlook a signal as long as the main thread runs alone, if another thread
     looked whether there is one when it came: so one alarm is not enough for a test to end.
+    No garbage is collected meanwhile: what a handler raises in a finalizer of an earlier test's
+    objects would be printed, and pytest would call it this test's failure.
     """
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    collects = gc.isenabled()
+    gc.disable()
     try:
         signal.setitimer(signal.ITIMER_REAL, first or every, every)
         yield
     finally:
         _resume(before, left)
+        if collects:
+            gc.enable()
 
 
 def _resume(handler: Any, seconds: float) -> None:

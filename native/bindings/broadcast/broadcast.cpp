@@ -133,9 +133,10 @@ void bind_broadcast(nb::module_& m) {
              "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "opening"_a, "origin"_a.none(),
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, opening: int, "
                      "origin: tuple[int, str] | None) -> None"))
-        .def("receive", &RingReader::receive, "timeout"_a.none(), "cancel"_a.none(), "lend"_a,
-             nb::sig("def receive(self, timeout: float | None, cancel: object | None, lend: bool) -> object"),
-             "The next object, decoded; with `lend`, large arrays stay in their extent.")
+        // No call, after which a signal handler could raise: what was taken would be lost.
+        .def("__getitem__", [](RingReader& reader, const nb::tuple& how) { return reader.receive(how[0], how[1], how[2]); },
+             nb::sig("def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object"),
+             "The next object by (timeout, cancel, lend); with `lend`, large arrays stay in their extent.")
         .def("receive_view", &RingReader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
              "The next object with its arrays in place, and the lease that they keep (or None).")

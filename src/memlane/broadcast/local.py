@@ -357,9 +357,11 @@ class LocalReader(LocalEnd[RingReader]):
             )
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
-        self.receive: Callable[[float | None, threading.Event | None, bool], Any] = (
-            self.native.receive
-        )
+
+    def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
+        """Returns the next message. In no call of C: after one, a signal handler could raise, and
+        what was taken would be lost."""
+        return self.native[timeout, cancel, lends]
 
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None

@@ -341,6 +341,7 @@ class MessageQueue(AnyQueue[M]):
         self._send = _send_of_a_reader if writer is None else writer.send
         self._sending = None if writer is None else writer.sending
         self._receive = _receive_of_a_writer if reader is None else reader.receive
+        self._ring: Any = reader.native if type(reader) is LocalReader else None
         end = writer or reader
         if writer is not None:
             handle.remote_reader_keys = writer.secrets_for(None)
@@ -626,8 +627,10 @@ class MessageQueue(AnyQueue[M]):
                 a KeyboardInterrupt or SystemExit (of the latest: perhaps a later one).
             CorruptMessage, or whatever else decoding raises: the message has been consumed.
         """
-        receive = self._receive
-        message: M = receive(timeout, cancel, lend)
+        if (ring := self._ring) is not None:
+            message: M = ring[timeout, cancel, lend]  # as `LocalReader.receive`, one call less
+        else:
+            message = self._receive(timeout, cancel, lend)
         return message
 
     def dequeue_view(

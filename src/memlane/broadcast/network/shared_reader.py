@@ -169,7 +169,6 @@ class SharedReader(LocalReader):
         self._parting = _Parting(self._has_parted)
         self._watch: JointWatch | None = None
         self._look = stream.bound / 2  # seconds between looks at the relay while it is not ready
-        self.receive = self._receive
 
     def _go_on(self, error: MemlaneError) -> NetworkReader:
         """The ring is dead, or its relay too slow: requests a stream from the first message not
@@ -244,12 +243,12 @@ class SharedReader(LocalReader):
         """Returns the `cancel` of a call of the ring's reader."""
         return self._parting if cancel is None else _Parting(self._has_parted, cancel)
 
-    def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
+    def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         deadline = NEVER if timeout is None else Deadline(timeout)
         alone = self._alone
         if alone is None:
             try:
-                return self.native.receive(timeout, self._until_parted(cancel), lends)
+                return self.native[timeout, self._until_parted(cancel), lends]
             except (Cancelled, WriterDied) as error:
                 alone = self._after_ring(error)
         return alone.ahead.receive_by(deadline, cancel)

@@ -114,11 +114,13 @@ class DiskTier(TierManager):
     def _find(self, key: bytes, req_context: Any) -> LookupResult:
         if key in self._held:
             return LookupResult.HIT
-        held = self._tier.hold([key])
-        (is_there,) = held.there
+        (is_there,) = self._tier.has([key])  # which counts it
         if is_there:
-            self._held[key] = held
-        return self._note(key, is_there)
+            held = self._tier.hold([key])
+            (is_there,) = held.there
+            if is_there:
+                self._held[key] = held
+        return self._note(key, bool(is_there))
 
     def submit_load(self, job_metadata: Any) -> None:
         super().submit_load(job_metadata)
