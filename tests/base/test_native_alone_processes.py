@@ -82,12 +82,12 @@ def said_by(code: str) -> str:
         ("ring = new_ring(); ring.close(); failing(ring.view, 0, 1)", "Closed"),
         ("writer, reader = new_ends(); failing(writer.participant, 9)", "InvalidArgument"),
         (
-            "writer, reader = new_ends(); failing(reader.receive, 'soon', None, True)",
+            "writer, reader = new_ends(); failing(reader.__getitem__, ('soon', None, True))",
             "`seconds_of`",
         ),
-        ("writer, reader = new_ends(); failing(reader.receive, 0, None, True)", "`failure`"),
+        ("writer, reader = new_ends(); failing(reader.__getitem__, (0, None, True))", "`failure`"),
         (
-            "writer, reader = new_ends(); failing(reader.receive, 60, None, True)",
+            "writer, reader = new_ends(); failing(reader.__getitem__, (60, None, True))",
             "`warning_interval`",
         ),
         ("writer, reader = new_ends(); writer.close(); failing(writer.check)", "`failure`"),
@@ -114,7 +114,7 @@ def test_the_native_module_alone_names_what_it_lacks(code: str, lacking: str) ->
 def test_a_function_that_is_lacking_beside_the_errors() -> None:
     """It is a MemlaneError."""
     code = "import memlane.errors; native.install_errors(vars(memlane.errors))\n"
-    code += "writer, reader = new_ends(); failing(reader.receive, 0, None, True)"
+    code += "writer, reader = new_ends(); failing(reader.__getitem__, (0, None, True))"
     said = said_by(code)
     assert said.startswith("MemlaneError: ")
     assert "`failure`" in said
