@@ -101,10 +101,10 @@ def as_json(segment: Segment, per_second: float | None) -> dict[str, Any]:
     return made
 
 
-def run(rates: Rates, as_json_text: bool, everyone: bool = False) -> None:
-    """`rates` has had its first look; of `everyone` a column has the owners."""
+def run(rates: Rates, as_json_text: bool) -> None:
+    """`rates` has had its first look."""
     rates.rest(_APART)
-    seen = segments(everyone)
+    seen = segments()
     per_second = rates.of(seen, time.monotonic())
     if as_json_text:
         listed = [as_json(segment, per_second.get(segment.name)) for segment in seen]
@@ -113,15 +113,8 @@ def run(rates: Rates, as_json_text: bool, everyone: bool = False) -> None:
     console = writing.console()
     if seen:
         now = time.time()
-        columns, shown = COLUMNS, folded(seen, per_second)
-        rows = [row(segment, rate, now) for segment, rate in shown]
-        if everyone:
-            columns = [("USER", "left"), *COLUMNS]
-            rows = [
-                [writing.user(one.user), *cells]
-                for (one, _), cells in zip(shown, rows, strict=True)
-            ]
-        console.print(writing.table(columns, rows, console.width))
+        rows = [row(segment, rate, now) for segment, rate in folded(seen, per_second)]
+        console.print(writing.table(COLUMNS, rows, console.width))
     else:
-        console.print("no segments" if everyone else "no segments of this user")
+        console.print("no segments of this user")
     console.print(shm_line())

@@ -13,14 +13,14 @@ from memlane.inspect import Segment, segments
 class Rates:
     """Messages a second of each queue, from one look to the next."""
 
-    def __init__(self, everyone: bool = False) -> None:
-        self._everyone = everyone
+    def __init__(self) -> None:
         self._before: dict[str, tuple[float, int]] = {}
+
         self._looked = 0.0
 
     def first(self) -> None:
         """A look of its own, so that the next gives rates."""
-        self.of(segments(self._everyone), time.monotonic())
+        self.of(segments(), time.monotonic())
 
     def rest(self, seconds: float) -> None:
         """Waits until the last look is so long ago."""

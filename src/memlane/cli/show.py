@@ -125,9 +125,9 @@ def _facts(segment: Segment) -> str:
 
 def run(what: str, as_json_text: bool) -> None:
     """Raises InvalidArgument if there is no such segment, and as `segments`."""
-    before, began = _positions(segments(everyone=True)), time.monotonic()
+    before, began = _positions(segments()), time.monotonic()
     time.sleep(_APART)
-    found, now = asked_for(segments(everyone=True), what), time.monotonic()
+    found, now = asked_for(segments(), what), time.monotonic()
     rates = {
         key: max(0.0, (position - before[key]) / (now - began))
         for key, position in _positions(found).items()

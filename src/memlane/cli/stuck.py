@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from memlane._base import processes
 from memlane._base.blame import listed, sentence
 from memlane.cli import writing
 from memlane.inspect import Participant, Wait, segments
@@ -62,12 +60,12 @@ class Look:
     moves."""
 
     def __init__(self, asked: Asked) -> None:
-        seen, waits = looked(asked.after, everyone=True)
+        seen, waits = looked(asked.after)
         explained = _explained(waits)
         engines = engines_in(seen, time.monotonic())
         if any(_is_silent(each, explained, asked.after) for each in engines):
             # A caller with a timeout may have been between two calls.
-            seen, waits = looked(asked.after, everyone=True)
+            seen, waits = looked(asked.after)
             explained = _explained(waits)
             engines = engines_in(seen, time.monotonic())
         asked_for = None if asked.pid is None else Processes().below(asked.pid)
@@ -221,7 +219,7 @@ def _stacks_of(waits: Iterable[Wait], asked: Asked) -> Stacks:
     ]
     if asked.dump == "all":
         names = {wait.segment for wait in waits}
-        for segment in segments(everyone=True):
+        for segment in segments():
             if segment.name in names:
                 suspects += segment.participants
     return asked.stacks(
@@ -344,13 +342,6 @@ def _place(who: Member) -> str:
     return "" if place is None else f" in {place}"
 
 
-def hidden() -> list[int]:
-    """The processes whose files root may not see; other users look only for their own."""
-    if os.geteuid() != 0:
-        return []
-    return [pid for pid in processes.pids() if not processes.is_readable(pid)]
-
-
 def look(asked: Asked) -> int:
     """One look, printed; returns the exit code."""
     seen = Look(asked)
@@ -360,7 +351,6 @@ def look(asked: Asked) -> int:
             "stuck": [made for _, made, _ in found if "processes" not in made],
             "starting": seen.start_json(),
             "silent": [_silence_json(silence) for silence in seen.silences],
-            "unreadable": hidden(),
         }
         writing.print_json(answer)
         return seen.code
@@ -369,9 +359,6 @@ def look(asked: Asked) -> int:
     writing.print_lines(console, seen.start_lines())
     if not found:
         console.print(f"nobody has waited for longer than {asked.after:g} s")
-    if pids := hidden():
-        line = "{} processes are not looked into, as {}: that needs CAP_SYS_PTRACE"
-        writing.print_lines(console, [line.format(len(pids), pids[0])])
     return seen.code
 
 

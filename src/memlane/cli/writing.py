@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import sys
 import tempfile
 import textwrap
@@ -140,14 +139,6 @@ def short_name(name: str) -> str:
     if (prefix, len(digits)) == ("memlane", 32):
         return f"{prefix}{dash}{digits[:_HASH]}"
     return name
-
-
-def user(number: int) -> str:
-    """The user's name, or its number if it has none."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def title(name: str, label: str) -> str:

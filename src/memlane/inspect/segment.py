@@ -143,7 +143,6 @@ class Segment:
         id: of the queue or store; of a queue the `queue_id` of its handle.
         answers_to: the id of the queue whose messages are answered in this one, or None.
         label: what people call it (`name=` of a queue, store, pool or tier), or empty.
-        user: number of the file's owner.
     """
 
     name: str
@@ -167,7 +166,6 @@ class Segment:
     id: str = ""
     answers_to: str | None = None
     label: str = ""
-    user: int = -1
 
 
 @dataclass
@@ -241,9 +239,8 @@ class Known:
                 del known[inode]
 
 
-def segments(everyone: bool = False) -> list[Segment]:
-    """All of this user's segments, sorted by name; with `everyone`, if this user is root, those of
-    all users.
+def segments() -> list[Segment]:
+    """All of this user's segments, sorted by name.
 
     Where /dev/shm may not be listed (mode 1733), only those that a process has open. Reads the
     files and /proc; takes no lock and changes nothing.
@@ -252,7 +249,7 @@ def segments(everyone: bool = False) -> list[Segment]:
         SystemFault: there is no /dev/shm, or no /proc, which shows who has segments open.
     """
     seen, known = [], Known()
-    for found in files(everyone=everyone):
+    for found in files():
         with opened(found) as file:
             if file is not None and (segment := look(file, found, known)) is not None:
                 seen.append(segment)
@@ -278,10 +275,10 @@ def leftovers() -> list[Segment]:
     return [segment for segment in segments() if segment.is_leftover]
 
 
-def named_files(everyone: bool = False) -> dict[int, Found]:
+def named_files() -> dict[int, Found]:
     """The `files` that have a name, by inode, without their holders."""
     found: dict[int, Found] = {}
-    for name in _named(everyone):
+    for name in _named():
         path = f"{FOLDER}/{name}"
         with suppress(OSError):  # removed meanwhile
             entry = found.setdefault(os.lstat(path).st_ino, Found(path, set(), True, set(), set()))
@@ -289,18 +286,17 @@ def named_files(everyone: bool = False) -> dict[int, Found]:
     return found
 
 
-def files(pid: int | None = None, everyone: bool = False) -> list[Found]:
+def files(pid: int | None = None) -> list[Found]:
     """The files of /dev/shm that may be segments, one for each file, whatever its names; with
-    `pid`, those that this process holds. Root is shown other users' with `pid` or `everyone`."""
-    everyone = everyone or pid is not None
+    `pid`, those that this process holds."""
     if not os.path.exists("/proc/self/fd"):
         raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
-    found = named_files(everyone)
+    found = named_files()
     device = os.stat(FOLDER).st_dev
     for path, holder in processes.holders_in(FOLDER, None if pid is None else [pid]):
         with suppress(OSError):  # closed meanwhile
             file = _stat_of(holder)
-            if not _is_shown(file, everyone) or file.st_dev != device:  # else of another container
+            if not _is_ours(file) or file.st_dev != device:  # else of another container
                 continue
             name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
             entry = found.setdefault(file.st_ino, Found(holder.path, set(), False, set(), set()))
@@ -317,23 +313,19 @@ def _stat_of(holder: Holder) -> os.stat_result:
     return os.stat(holder.path)
 
 
-def _is_shown(file: os.stat_result, everyone: bool) -> bool:
-    return stat.S_ISREG(file.st_mode) and _may_see(file, everyone)
+def _is_ours(file: os.stat_result) -> bool:
+    return stat.S_ISREG(file.st_mode) and file.st_uid == os.geteuid()
 
 
-def _may_see(file: os.stat_result, everyone: bool) -> bool:
-    return os.geteuid() in ((file.st_uid, 0) if everyone else (file.st_uid,))
-
-
-def _is_empty_folder(name: str, everyone: bool) -> bool:
+def _is_empty_folder(name: str) -> bool:
     """Whether it is the folder of a region without files: not created yet, or removed."""
     facts = os.lstat(f"{FOLDER}/{name}")
-    is_folder = stat.S_ISDIR(facts.st_mode) and _may_see(facts, everyone)
+    is_folder = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
     return is_folder and name.startswith(_REGION_PREFIX)
 
 
-def _named(everyone: bool) -> Iterator[str]:
-    """The files in /dev/shm of this user, or of all; of a region in a folder, the one in it, or the
+def _named() -> Iterator[str]:
+    """The files in /dev/shm that are this user's; of a region in a folder, the one in it, or the
     folder."""
     try:
         with os.scandir(FOLDER) as entries:
@@ -345,19 +337,13 @@ def _named(everyone: bool) -> Iterator[str]:
     for name in names:
         for place in (name, f"{name}/{_REGION_FILE}"):
             with suppress(OSError):  # removed meanwhile, or no such folder
-                if _is_shown(os.lstat(f"{FOLDER}/{place}"), everyone):
+                if _is_ours(os.lstat(f"{FOLDER}/{place}")):
                     yield place
                     break
         else:
             with suppress(OSError):
-                if _is_empty_folder(name, everyone):
+                if _is_empty_folder(name):
                     yield name
-
-
-def open_to_read(path: str) -> int:
-    """A descriptor. Another user may put a link or a pipe there: neither is followed or waited for.
-    Raises OSError."""
-    return os.open(path, _READ if path.startswith("/proc/") else _READ | os.O_NOFOLLOW)
 
 
 @contextmanager
@@ -366,7 +352,7 @@ def opened(found: Found) -> Iterator[int | None]:
     file = -1
     for path in filter(None, (found.path, found.through)):
         with suppress(OSError):
-            file = open_to_read(path)
+            file = os.open(path, _READ)
             break
     if file < 0:
         yield None
@@ -380,7 +366,7 @@ def opened(found: Found) -> Iterator[int | None]:
 def look(file: int, found: Found, known: Known) -> Segment | None:
     """What the file is; None if it is no segment. Never raises: what cannot be read says so."""
     facts = os.fstat(file)
-    if not stat.S_ISDIR(facts.st_mode) and not _is_shown(facts, everyone=True):
+    if not stat.S_ISDIR(facts.st_mode) and not _is_ours(facts):
         return None
     # A name that the creator chose, else memlane's own; `#7` is of a file that never had one.
     name = min(found.names, key=lambda name: ("#" in name, name.startswith(_PREFIX), name))
@@ -395,11 +381,6 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         what = {"kind": "unknown", "problem": f"damaged, or cut meanwhile: {error!r}"}
     if what is None:
         return None
-    if facts.st_uid != os.geteuid():  # who may have written any pid there
-        what["participants"] = tuple(
-            who if who.is_remote or who.pid in found.pids | found.keepers else _unknown(who)
-            for who in what.get("participants", ())
-        )
     is_left = found.is_named and not is_held
     return Segment(
         name=name,
@@ -407,17 +388,11 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         is_leftover=is_left and (what["kind"] != "region" or _is_abandoned(found, facts)),
         pids=tuple(sorted(found.pids)),
         keepers=tuple(sorted(found.keepers)),
-        user=facts.st_uid,
         size=facts.st_size,
         used=facts.st_blocks * 512,
         created=facts.st_mtime,
         **what,
     )
-
-
-def _unknown(who: Participant) -> Participant:
-    """The same, as a process of which nothing is known."""
-    return who if who.state not in ("running", "stopped") else replace(who, state="unknown")
 
 
 def _what(

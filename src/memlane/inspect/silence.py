@@ -229,18 +229,18 @@ class Processes:
 
     @cached_property
     def titled(self) -> set[int]:
-        """This user's, for root everybody's, of those that see the same /dev/shm."""
+        """This user's, of those that see the same /dev/shm."""
         return {
             pid
             for pid in self.parents
-            if processes.name_of(pid).startswith(_TITLES) and _is_shown(pid)
+            if processes.name_of(pid).startswith(_TITLES) and _is_of_this_user(pid)
         }
 
 
-def _is_shown(pid: int) -> bool:
+def _is_of_this_user(pid: int) -> bool:
     with suppress(OSError):
-        is_shown = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
-        return is_shown and os.stat(f"/proc/{pid}/root{FOLDER}").st_dev == os.stat(FOLDER).st_dev
+        is_own = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+        return is_own and os.stat(f"/proc/{pid}/root{FOLDER}").st_dev == os.stat(FOLDER).st_dev
     return False
 
 

@@ -38,16 +38,15 @@ def stuck(after: float = 1.0) -> list[Wait]:
     return looked(after)[1]
 
 
-def looked(after: float, everyone: bool = False) -> tuple[list[Segment], list[Wait]]:
-    """The segments that `stuck` looks at, as root with `everyone` all users', and the waits in
-    them. Raises as it."""
+def looked(after: float) -> tuple[list[Segment], list[Wait]]:
+    """The segments that `stuck` looks at, and the waits in them. Raises as it."""
     if isinstance(after, bool) or not isinstance(after, (int, float)) or not after >= 0:
         raise InvalidArgument(f"after must be a number of seconds, not {after!r}")
     known = Known()
-    seen = _segments(known, everyone)
+    seen = _segments(known)
     if needs_second_look(seen, after, time.monotonic()):
         time.sleep(after)
-        seen = _segments(known, everyone)
+        seen = _segments(known)
     return seen, seen_waits(seen, after)
 
 
@@ -61,10 +60,10 @@ def needs_second_look(segments: Iterable[Segment], after: float, now: float) -> 
     )
 
 
-def _segments(known: Known, everyone: bool) -> list[Segment]:
+def _segments(known: Known) -> list[Segment]:
     seen = []
     known.begin()
-    for candidate in files(everyone=everyone):
+    for candidate in files():
         with opened(candidate) as file:
             if file is not None and (segment := look(file, candidate, known)) is not None:
                 seen.append(segment)

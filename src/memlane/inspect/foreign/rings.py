@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from memlane._base.processes import State
 from memlane.errors import InvalidArgument
 from memlane.inspect.decisions import ALL_INSIDE, UNDECIDED
 from memlane.inspect.foreign.files import KINDS
-from memlane.inspect.segment import FOLDER, open_to_read
+from memlane.inspect.segment import FOLDER
 from memlane.inspect.stacks import Frame, NoStack, Stack
 
 _PREFIXES = tuple(kind.prefix for kind in KINDS if kind.is_ring)
@@ -242,7 +241,7 @@ def stuck(
 
 
 def _rings(geometry: Geometry | None) -> list[Ring]:
-    """The rings of this user, for root of all users, with their flags of now."""
+    """The rings of this user, with their flags of now."""
     found: dict[str, set[int]] = {}
     paths: dict[str, str] = {}
     for path, holder in processes.holders_in(FOLDER):
@@ -260,10 +259,10 @@ def _rings(geometry: Geometry | None) -> list[Ring]:
 
 
 def _ring(name: str, path: str, pids: Sequence[int], given: Geometry | None) -> Ring | None:
-    file = open_to_read(path)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         facts = os.fstat(file)
-        if os.geteuid() not in (0, facts.st_uid) or not stat.S_ISREG(facts.st_mode):
+        if facts.st_uid != os.geteuid():
             return None
         choices = candidates(facts.st_size)
         if given is not None and given.size == facts.st_size:
