@@ -12,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memlane.broadcast.protocol.frames import What, header_of, whole_header
 from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.protocol.states import Event, Life
 from tests.sessions.examples import EXAMPLES, hello_of
 from tests.sessions.rules import RULES, TABLES, Rule
-from tests.sessions.world import World
+from tests.sessions.world import EPOCH, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000"))
 LONG = pytest.mark.soak(seconds=COUNT // 100)  # ten times what they take on an idle machine
@@ -137,6 +139,21 @@ def test_who_attaches_behind_a_relay_is_of_this_version() -> None:
     peer.refuse_version("it speaks another version")
     peer.attach(Event.SEEN_BEHIND, 0.0)
     assert (peer.life, peer.other_version) == (Life.RUNNING, "")
+
+
+def test_a_welcome_that_was_lost_is_asked_for_whatever_else_comes() -> None:
+    """A stream follows it, and never pauses."""
+    now = 0.0
+    session = ReaderSession("q", 0, 1, b"0", "", "h0", "there", 4.0, now)
+    session.connection.accept(now)
+    session.connect(now)
+    session.out.clear()
+    session.doubt(now)  # the WELCOME was lost
+    for number in range(30):
+        now += 0.09
+        session.receive(whole_header(EPOCH, number, 0, 0), None, now)
+        session.tick(now)
+    assert [header_of(frame).what for frame in list(session.out)[:1]] == [What.HELLO]
 
 
 def test_a_holder_of_two_keys_on_one_route() -> None:

@@ -49,9 +49,9 @@ def alarms(handler: Callable[[], object], every: float, first: float = 0.0) -> I
         signal.setitimer(signal.ITIMER_REAL, first or every, every)
         yield
     finally:
-        _resume(before, left)
         if collects:
             gc.enable()
+        _resume(before, left)
 
 
 def _resume(handler: Any, seconds: float) -> None:

@@ -416,6 +416,41 @@ def test_a_handler_raises_while_handlers_are_put_back(monkeypatch: pytest.Monkey
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_second_signal_ends_a_start_that_hangs() -> None:
+    handled: list[int] = []
+
+    def hang_until_interrupted() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGUSR1)
+
+    def handle(number: int, frame: object) -> None:
+        handled.append(number)
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(Interrupted), shielded():
+            hang_until_interrupted()
+        assert len(handled) == 2
+        assert signal.getsignal(signal.SIGUSR1) is handle
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_a_start_installs_stays() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+
+    def other(number: int, frame: object) -> None: ...
+
+    try:
+        with shielded():
+            signal.signal(signal.SIGUSR1, other)
+        assert signal.getsignal(signal.SIGUSR1) is other
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_handler_of_a_worker_that_was_forked() -> None:
     """It is that of the group's process, which has put another there for the time of the start."""
 

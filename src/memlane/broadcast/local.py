@@ -1,8 +1,7 @@
 """The ends of a queue on one host, their blocks, and what `MessageQueue` uses of every end.
 
-An end wraps a native one (`RingWriter`, `RingReader`) and adds ranks and statistics. `send` and
-`receive` are the native methods themselves, so that a message takes a single call. Ends towards
-other hosts are in `network`.
+An end wraps a native one (`RingWriter`, `RingReader`) and adds ranks and statistics. A message is a
+single native call: `send` is the native method itself. Ends towards other hosts are in `network`.
 """
 
 from __future__ import annotations

@@ -246,16 +246,18 @@ def shielded() -> Iterator[None]:
     known even if one raises. The process has Ctrl-C blocked until it leads a group of its own.
 
     Blocking the signals is not enough: the mask belongs to one thread, and the kernel delivers to
-    another.
+    another. A signal that comes a second time is handled at once, so that a start that hangs ends.
     """
-    came: dict[int, FrameType | None] = {}  # once each, as the kernel does
+    came: dict[int, FrameType | None] = {}
     handlers, pid, is_over = _handlers(), os.getpid(), False
 
     def defer(number: int, frame: FrameType | None) -> None:
-        if is_over or os.getpid() != pid:  # not put back, as another has raised; or a forked worker
+        # It is over, and another handler's error has kept this one from being put back; or this is
+        # a worker that was forked.
+        if is_over or os.getpid() != pid or number in came:
             handlers[number](number, frame)
         else:
-            came.setdefault(number, frame)
+            came[number] = frame
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -264,12 +266,15 @@ def shielded() -> Iterator[None]:
             signal.signal(number, defer)
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        is_over = True
         try:
-            _call_each(signal.signal, [*handlers.items()])
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         finally:
-            _call_each(lambda number, frame: handlers[number](number, frame), [*came.items()])
+            is_over = True
+            try:  # but where the block has put another
+                left = [one for one in handlers.items() if signal.getsignal(one[0]) is defer]
+                _call_each(signal.signal, left)
+            finally:
+                _call_each(lambda number, frame: handlers[number](number, frame), [*came.items()])
 
 
 def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:

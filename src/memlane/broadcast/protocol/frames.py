@@ -245,7 +245,7 @@ def parsed(part: bytes) -> tuple[Header, Any]:
     Raises:
         CorruptMessage: there is no header, or the body is not what the header announces.
     """
-    _check_version(part)  # another one's header may be shorter
+    _check_version(part)  # another version's header may be shorter
     header = header_of(part)
     kind = _BODIES.get(header.what)
     if kind is None:

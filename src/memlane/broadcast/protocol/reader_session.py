@@ -118,6 +118,7 @@ class ReaderSession:
         self._end: int | None = None  # there is no message with this sequence
         self._greet_at: float | None = None
         self._doubt_at: float | None = None  # a frame may have been lost: HELLO then, if none comes
+        self._ask_by = now  # the latest such time, whatever comes
         self._greeting = 0  # the number of the latest HELLO
         self._say_at: float | None = None  # when BYE is sent, again
 
@@ -155,6 +156,7 @@ class ReaderSession:
         if self._doubt_at is not None:
             return False
         self._doubt_at = now + (DOUBT if self.is_welcome else 10 * DOUBT)
+        self._ask_by = now + self._repeat
         return True
 
     def _say(self, what: What, sequence: int = 0, body: object = None) -> None:
@@ -303,12 +305,12 @@ class ReaderSession:
 
     def receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
         """Handles one frame of the writer. A wrong one raises CorruptMessage and changes nothing,
-        except that the wanted frame is requested again; it is not wrong if one may be lost. If the
-        writer's first frame is one of another version, this reader has failed."""
+        except that the wanted frame is requested again. After one that may be lost, a gap is no
+        error. If the writer's first frame is one of another version, this reader has failed."""
         if self._greet_at is not None:  # the answer is on its way behind this frame
             self._greet_at = now + self._repeat
             if self._doubt_at is not None:
-                self._doubt_at = now + 10 * DOUBT
+                self._doubt_at = min(now + 10 * DOUBT, self._ask_by)  # it may be what was lost
         try:
             self._receive(part, payload, now)
         except CorruptMessage as error:
