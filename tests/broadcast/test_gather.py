@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import os
+import resource
 import select
+import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -655,3 +657,27 @@ def test_a_sleeping_reader_is_seen() -> None:
         assert sleeper.result() == "here"
         assert waiting() == 0
         assert reader.statistics().waits == 1
+
+
+def releasing_among_many_files(link: Link) -> None:
+    """Role: a reader with more than 1024 descriptors releases a child that it has not reaped."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    with Gather(1, 4096, 4) as gather:
+        handle = gather.export_handle(0)
+        child = os.fork()
+        if child == 0:
+            Gather.create_from_handle(handle).enqueue("here")
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert gather.dequeue(PATIENCE) == "here"
+        files = [os.dup(0) for _ in range(1100)]
+        with pytest.raises(WriterDied):
+            gather.dequeue(PATIENCE)
+        gather.release_writer(0)
+        os.waitpid(child, 0)
+        for file in files:
+            os.close(file)
+
+
+def test_a_writer_is_released_in_a_process_with_many_files() -> None:
+    start(releasing_among_many_files).result()

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
+from memlane._base.deadline import Deadline
+from memlane._net.addresses import Address
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup, stores, tcp
+from memlane.groups.board import Board
+from memlane.groups.keys import group_keys
 from tests.support import PATIENCE, Aside, Link, assert_in_time, given_time, start, until
 from tests.support.groups import (
     KINDS,
@@ -26,6 +30,7 @@ from tests.support.groups import (
 from tests.support.queues import segments, sweep
 
 create = MessageQueue.create_from_process_group
+HERE = [Address("127.0.0.1", False)]
 SHORT = 1.0
 SOON = 2.0
 """Seconds in which a death is named: a slice of waiting, and the others' step."""
@@ -282,6 +287,33 @@ def test_rank_0_is_killed() -> None:
         with pytest.raises(RankMissing, match=r"rank 0\b.* has died"):
             waiting.result()
         assert_in_time(SOON, killed, waiting.ended)
+
+
+def gather_and_wait(link: Link, keys: Any, port: int) -> None:
+    """Role: rank 0, which does not keep the board, and collects what the others have."""
+    group = tcp.BoardGroup(0, 3, keys, HERE, port, None, 1)
+    link.tell("attached")
+    with group.collectives(Deadline(PATIENCE)) as call:
+        call.gather(lambda: 0)
+
+
+def test_a_dead_rank_that_collects_is_named_although_another_has_not_come() -> None:
+    keys = group_keys(SECRET)
+    board = Board(HERE, 0, keys, 3)
+    peer = start(gather_and_wait, keys, board.port)
+    group = tcp.BoardGroup(1, 3, keys, HERE, board.port, board, 1)
+    assert peer.hear() == "attached"
+
+    def gather() -> None:
+        with group.collectives(Deadline(PATIENCE)) as call:
+            call.gather(lambda: 1)
+
+    waiting = Aside(gather).until_blocked()
+    killed = peer.kill()
+    with pytest.raises(RankMissing, match=rf"rank 0 of a group of 3 has died .pid {peer.pid}"):
+        waiting.result()
+    assert_in_time(SOON, killed, waiting.ended)
+    group.close()
 
 
 def test_rank_0_is_stopped() -> None:

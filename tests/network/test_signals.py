@@ -4,11 +4,14 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import pytest
+import zmq
 from zmq.utils.garbage import gc as collector
 
 from memlane import Closed, MessageQueue
@@ -227,3 +230,40 @@ def test_a_reader_is_interrupted_while_its_writer_closes(frame: tuple[int, int])
         assert [word for word in came if word != "interrupted"] == ["0", "1", "2"]
         closing.result()
     reader.leave()
+
+
+def test_a_handler_that_raises_while_a_socket_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its context knows of it, which would wait for it for ever."""
+    known = zmq.Context._add_socket
+    made: list[object] = []
+
+    def interrupted(context: Any, socket: Any) -> None:
+        made.append(None)
+        if len(made) == 2:
+            raise Alarm
+        known(context, socket)
+
+    monkeypatch.setattr(zmq.Context, "_add_socket", interrupted)
+    with pytest.raises(Alarm):
+        remote_writer()
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+def test_a_handler_that_raises_before_an_end_is_owned(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is left: its thread has ended, and with that all that it had open."""
+
+    def interrupted(*_: Any) -> None:
+        raise Alarm
+
+    with remote_writer() as writer:
+        begin: Callable[[], object] = remote_writer
+        if role == "reader":
+            begin = partial(MessageQueue.create_from_handle, writer.export_handle(0))
+        before = threading.active_count()
+        with monkeypatch.context() as patched:
+            patched.setattr(MessageQueue, "_setup", interrupted)
+            with pytest.raises(Alarm):
+                begin()
+        until(lambda: threading.active_count() == before)

@@ -375,6 +375,8 @@ def waits_for_its_end(pid: int, seconds: float) -> bool:
     except OSError:
         return False
     try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
+        poller = select.poll()  # select() knows the first 1024 descriptors only
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(1000 * seconds))
     finally:
         os.close(descriptor)

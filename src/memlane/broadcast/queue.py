@@ -222,7 +222,8 @@ class MessageQueue(AnyQueue[M]):
             )
         else:
             end = LonelyWriter(geometry.max_chunk_bytes)
-        self._setup(handle, geometry, end, None, late_readers)
+        with undone_by(end.abandon):  # a signal handler may raise before it is owned
+            self._setup(handle, geometry, end, None, late_readers)
         if label:
             self.name = label
 
@@ -260,8 +261,9 @@ class MessageQueue(AnyQueue[M]):
             end = remote_reader(address.network, rank, timeout)
         else:
             raise no_such_reader(rank, address.ranks)
-        queue = cls.__new__(cls)
-        queue._setup(handle, end.geometry, None, end)
+        with undone_by(end.abandon):  # a signal handler may raise before it is owned
+            queue = cls.__new__(cls)
+            queue._setup(handle, end.geometry, None, end)
         return queue
 
     @classmethod

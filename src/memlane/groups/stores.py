@@ -159,7 +159,7 @@ class StoreCollectives(Collectives):
             if value is not None:
                 return self._unless_over(_decoded(value, src), src)
             self._look_for_leavers()
-            if dead := self._dead(missing() or [src]):
+            if dead := self._dead([*missing(), src]):
                 died = dead_error(self.size, dead, self.deadline.timeout)
                 self._leave(list(dead), f"rank {self.rank}: {died}")
                 raise died

@@ -20,6 +20,7 @@ import resource
 import select
 import threading
 import time
+import traceback
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
@@ -146,6 +147,8 @@ class NetworkEnd(ABC):
             os.eventfd_write(self._closing_event, 1)
             if self._thread.is_alive():
                 self._thread.join()
+            # A handler may have kept the context from knowing of a socket, which would never end.
+            traceback.clear_frames(error.__traceback__)
             self._free()
             is_raw = isinstance(error, OSError) and not isinstance(error, MemlaneError)
             if isinstance(error, zmq.ZMQError) or is_raw:
