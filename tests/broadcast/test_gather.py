@@ -681,3 +681,21 @@ def releasing_among_many_files(link: Link) -> None:
 
 def test_a_writer_is_released_in_a_process_with_many_files() -> None:
     start(releasing_among_many_files).result()
+
+
+def test_a_gather_that_is_closed_while_a_writer_dies() -> None:
+    """Its call says that it is closed: nobody could release that writer any more."""
+    with gather_of(1) as (gather, _):
+        end = gather._reader
+        assert end is not None
+
+        class Dying:
+            ended = 0
+
+            def __getitem__(self, _how: object) -> None:
+                gather.close()
+                raise WriterDied(1, "")
+
+        end._gather = Dying()  # type: ignore[assignment]
+        with pytest.raises(Closed):
+            gather.dequeue(PATIENCE)

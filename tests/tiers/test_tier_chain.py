@@ -32,6 +32,7 @@ from memlane import (
     WrongProcess,
     inspect,
 )
+from memlane._base.deadline import Deadline
 from memlane.tiers import BlockPool, DiskTier, ReplicaTier
 from memlane.tiers.chain import TierChain
 from memlane.tiers.conformance import content, key
@@ -553,6 +554,28 @@ def test_new_weights() -> None:
 
 
 # Threads, signals, ends ------------------------------------------------------------------------
+
+
+def test_a_wait_that_is_over_is_woken_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its descriptor is being closed, a weak reference to it would still give it."""
+    rows = np.zeros((16, ROW), np.uint8)
+    pool, found, close = BlockPool(16, "lru"), list[int](), os.close
+    with (
+        DiskTier(tmp_path / "disk", rows, "8MiB", policy="lru") as disk,
+        TierChain(pool, rows, [disk]) as chain,
+        monkeypatch.context() as patched,
+    ):
+
+        def closing(descriptor: int) -> None:
+            found.append(len(chain._waiting))
+            close(descriptor)
+
+        patched.setattr(os, "close", closing)
+        assert not chain._wait(lambda: False, Deadline(0.01))
+    assert found
+    assert not any(found)
 
 
 def test_threads_take_turns(tmp_path: Path) -> None:

@@ -242,6 +242,8 @@ class _Reader:
                 raise self.timed_out(timeout)
             except (Closed, WriterDied) as error:
                 rank = self._gather.ended
+                if self._is_closed and isinstance(error, WriterDied):  # closed meanwhile
+                    self.check()
                 if rank is None or self._is_closed:  # of a message's own, or no ring is left
                     if isinstance(error, Closed) and not isinstance(error, WriterClosed):
                         self._must_have_any()

@@ -446,7 +446,9 @@ class TierChain:
                 ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
                 bell.clear()
         finally:
-            del bell  # the traceback of an exception may keep this frame
+            if bell is not None:  # a weak reference still gives it while its last one closes it
+                with self._lock:
+                    self._waiting.discard(bell)
 
     def _advance(self, links: list[Link]) -> None:
         """Takes the reports of these tiers."""
