@@ -237,7 +237,7 @@ public:
     void put_back(Done done) { done_.push_front(std::move(done)); }
     bool is_idle() const { return jobs_.empty() && io_.headers().is_idle(); }
 
-    // Of the latest store or load; 0: there was none.
+    // The ticket of the latest store or load; 0: there was none.
     Ticket last() const noexcept { return last_; }
 
     // The system has been at some block for a second since it was reported as late.

@@ -712,13 +712,19 @@ def a_member_that_attaches_for_ever_while_its_writer_closes() -> None:
     assert made.missed == made.peers
 
 
-def a_reader_of_another_version() -> None:
-    """It says so, and learns it; the writer goes on once one of this version has its place."""
+def one_of_two_is_of_another_version() -> tuple[World, Reader, Line]:
+    """It has said so, and was answered."""
     made = one_of_two_is_here()
     made.heal(1)
     reader, line = liar(made, 1)
     line.to_writer.clear()
     made.claim(reader, line, OTHER_VERSION + bytes(44))
+    return made, reader, line
+
+
+def a_reader_of_another_version() -> None:
+    """It says so, and learns it; the writer goes on once one of this version has its place."""
+    made, reader, line = one_of_two_is_of_another_version()
     (answer,) = line.to_reader.popleft()[1]
     assert made.writer.has_dead()
     with pytest.raises(LayoutMismatch, match=f"speaks version {VERSION + 1} of the protocol"):
@@ -732,11 +738,7 @@ def a_reader_of_another_version() -> None:
 
 
 def a_reader_of_another_version_that_is_released() -> None:
-    made = one_of_two_is_here()
-    made.heal(1)
-    reader, line = liar(made, 1)
-    line.to_writer.clear()
-    made.claim(reader, line, OTHER_VERSION + bytes(44))
+    made, _, _ = one_of_two_is_of_another_version()
     made.writer.release(1, made.now)
     assert not made.writer.has_dead()
     end(made)

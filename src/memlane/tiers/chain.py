@@ -163,7 +163,7 @@ class TierChain:
         self._pid = os.getpid()
         self._lock = Lock()
         self._hits = 0
-        self._waiting: WeakSet[Wakeup] = WeakSet()  # of calls under way; added to with the lock
+        self._waiting: WeakSet[Wakeup] = WeakSet()  # of calls under way; changed with the lock
         self._is_closed = False
         self._ready = select.epoll()
         try:

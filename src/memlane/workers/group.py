@@ -154,8 +154,8 @@ class Workers(Generic[W]):
     def scatter(self, method: str, items: Sequence[Any]) -> Call[Any]: ...
     def scatter(self, method: Any, items: Sequence[Any]) -> Call[Any]:
         """Begins a call with another argument for each worker: an item each, in the order of
-        `ranks`. All items are written once (of some workers of a group, once for each of these),
-        so that no worker gets its own if another's cannot be pickled.
+        `ranks`. All items are written once; with some of a group's workers, once for each of these.
+        So no worker gets its item if another's cannot be pickled.
 
         Raises:
             InvalidArgument: there is not one item for each worker.

@@ -61,7 +61,8 @@ class Starter:
                 "a worker that starts imports this module, and would start workers itself: make "
                 'the group under `if __name__ == "__main__":`'
             )
-        # Else the first start does it, while Ctrl-C is blocked.
+        # Else the first start does it while Ctrl-C is blocked, and these servers, with all that the
+        # program starts by them later, would have it blocked, too.
         if self.method != "fork":
             resource_tracker.ensure_running()
         if self.method == "forkserver":
@@ -243,7 +244,8 @@ class Process:
 @contextmanager
 def shielded() -> Iterator[None]:
     """Python's signal handlers are called after the block, so that a process that starts in it is
-    known even if one raises. The process has Ctrl-C blocked until it leads a group of its own.
+    known even if one raises. A process that is not a forkserver's has Ctrl-C blocked until it
+    leads a group of its own.
 
     Blocking the signals is not enough: the mask belongs to one thread, and the kernel delivers to
     another. A signal that comes a second time is handled at once, so that a start that hangs ends.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from memlane import (
     Closed,
@@ -30,6 +30,7 @@ from memlane.workers.answers import REENTRY, Answers
 from memlane.workers.table import Pending, Table
 from memlane.workers.ticket import END, LANES
 
+T = TypeVar("T")
 _SLICE = 0.1  # seconds of a wait for space in the queue, in which nobody may receive
 
 
@@ -184,10 +185,15 @@ class Sender:
     ) -> tuple[bool, tuple[Callable[[], bool], list[int]] | None]:
         """Returns whether no other thread sends, and if so what `attempt` returns. Raises as
         `submit`."""
+        return self._if_free(lambda: self.attempt(pending, message, Deadline(0)))
+
+    def _if_free(self, call: Callable[[], T]) -> tuple[bool, T | None]:
+        """Returns whether no other thread has the lock, and if so what `call` returns with it. A
+        signal handler that raises leaves the lock free, too."""
         try:
             if not self.lock.acquire(blocking=False):
                 return False, None
-            return True, self.attempt(pending, message, Deadline(0))
+            return True, call()
         finally:
             try:  # noqa: SIM105
                 self.lock.release()  # no call before it, in which a handler could raise
@@ -275,22 +281,17 @@ class Sender:
     def end_stream(self, key: int, ranks: Sequence[int]) -> None:
         """Ends a stream at once, or with the next call. Never waits: it may be called anywhere."""
         self._ended.append((key, ranks))
-        if self.lock.is_mine() or self._answers.is_in_a_call:
-            return
+        if not (self.lock.is_mine() or self._answers.is_in_a_call):
+            self._if_free(self._end_streams_now)
+
+    def _end_streams_now(self) -> None:
+        self._is_sending = True
         try:
-            if self.lock.acquire(blocking=False):
-                self._is_sending = True
-                try:
-                    with suppress(MemlaneError):  # of a worker that has died
-                        self._find_out()
-                        self._end_streams()
-                finally:
-                    self._is_sending = False
+            with suppress(MemlaneError):  # of a worker that has died
+                self._find_out()
+                self._end_streams()
         finally:
-            try:  # noqa: SIM105
-                self.lock.release()  # no call before it, in which a handler could raise
-            except RuntimeError:
-                pass  # it is another thread's
+            self._is_sending = False
 
     def _end_streams(self) -> None:
         """Sends the ends of streams, as far as there is space."""

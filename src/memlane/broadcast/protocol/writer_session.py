@@ -166,8 +166,8 @@ class WriterSession:
         self, route: bytes, error: OtherVersion, ticket: int | None, address: str
     ) -> str | None:
         """Answers a peer of another version, which knows this one by the answer's first bytes. If
-        it has proven the key of a reader that is waited for, nobody waits for that any longer.
-        Otherwise returns a line for the log, once."""
+        it has proven the key of a reader that is waited for, calls raise LayoutMismatch from now
+        on. Otherwise returns a line for the log, once."""
         if self.is_known(route) or (ticket is None and not error.is_memlane):
             raise error
         line = error.text(f"a reader at {address}")
