@@ -1,12 +1,16 @@
 """How Sphinx builds the manual; `make docs` runs it."""
 
+import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import memlane
+from memlane import errors
+from memlane.metrics.catalogue import METRICS
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # for tests.docs.texts
@@ -71,13 +75,63 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 
-def add_texts(_app: Sphinx, name: str, source: list[str]) -> None:
-    """Adds every text of the source to the page of them."""
-    if name == "troubleshooting/every-text":
-        from tests.docs.texts import page
+def fill(_app: Sphinx, name: str, source: list[str]) -> None:
+    """Adds what the code says already: every text, every metric, every error; and the sidebar."""
+    if name in FILLED:
+        source[0] += FILLED[name](source[0])
 
-        source[0] += page()
+
+def _every_text(_page: str) -> str:
+    from tests.docs.texts import page
+
+    return page()
+
+
+def _sidebar(page: str) -> str:
+    """The page's list of all pages, as tables of contents."""
+    contents = []
+    for caption, links in re.findall(r"^\* \*\*(.*)\*\*: (.*)$", page, re.MULTILINE):
+        names = "\n".join(re.findall(r"\((\S+)\.md\)", links))
+        contents.append(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n")
+    return "\n".join(["", *contents])
+
+
+def _metrics(_page: str) -> str:
+    rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n" + "\n".join(rows) + "\n"
+
+
+def _errors(_page: str) -> str:
+    shown = {name: kind for name, kind in vars(errors).items() if name in memlane.__all__}
+    options = [
+        f":{'no-members' if issubclass(kind, tuple) else 'show-inheritance'}:"
+        for kind in shown.values()
+    ]
+    lines = [
+        f".. autoclass:: memlane.{name}\n   {option}"
+        for name, option in zip(shown, options, strict=True)
+    ]
+    return "\n".join(["\n```{eval-rst}", ".. currentmodule:: memlane", *lines, "```\n"])
+
+
+FILLED: dict[str, Callable[[str], str]] = {
+    "index": _sidebar,
+    "troubleshooting/every-text": _every_text,
+    "reference/metrics": _metrics,
+    "reference/api/errors": _errors,
+}
+
+
+def leave_design_out_of_search(app: Sphinx, _tree: object) -> None:
+    """Its words are also those of errors and calls, which people search for."""
+    name = app.env.docname
+    if name.startswith("design/") and name != "design/security":
+        app.env.metadata[name]["nosearch"] = "true"
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", add_texts)
+    app.connect("source-read", fill)
+    app.connect("doctree-read", leave_design_out_of_search)
