@@ -1,4 +1,4 @@
-"""The documented layout suffices: the manual's reader attaches without memlane."""
+"""The documented layout suffices: the manual's example attaches without memlane."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import sys
 from pathlib import Path
 
 from memlane import MessageQueue, ShmRingBuffer
-from tests.docs.manual import ROOT, programs
+from tests.docs.manual import ROOT
 from tests.support import PATIENCE
+
+PLAIN_READER = ROOT / "examples/plain_reader.py"  # docs/reference/layout.md names it
 
 
 def reader(folder: Path, ring: ShmRingBuffer | None, count: int) -> subprocess.Popen[bytes]:
-    """The program of docs/reference/layout.md, as reader 0 of a ring; prints to a file."""
+    """`PLAIN_READER`, as reader 0 of a ring; prints to a file."""
     assert ring is not None
-    (program,) = programs(ROOT / "docs/reference/layout.md")
-    script = folder / "reader.py"
-    script.write_text(program.text)
     arguments = [str(value) for value in (*ring.handle(), 0, count)]
     with open(folder / "printed", "w") as printed:
-        return subprocess.Popen([sys.executable, "-I", script, *arguments], stdout=printed)
+        return subprocess.Popen([sys.executable, "-I", PLAIN_READER, *arguments], stdout=printed)
 
 
-def test_reader_in_the_manual_reads_messages(tmp_path: Path) -> None:
+def test_the_example_reads_messages(tmp_path: Path) -> None:
     """Bytes in chunks and in extents, and chunks that were filled by hand, over several laps."""
     large = bytes(range(256)) * 2048
     with MessageQueue(1, 1, None, 4096, 3) as writer:
@@ -41,8 +40,8 @@ def test_reader_in_the_manual_reads_messages(tmp_path: Path) -> None:
     ]
 
 
-def test_reader_in_the_manual_is_short() -> None:
+def test_the_example_is_short() -> None:
     """It shows that the layout is simple."""
-    (program,) = programs(ROOT / "docs/reference/layout.md")
-    assert len(program.text.splitlines()) <= 60
-    assert not re.search(r"^\s*(?:import|from) (?:memlane|numpy)", program.text, re.MULTILINE)
+    text = PLAIN_READER.read_text()
+    assert len(text.splitlines()) <= 60
+    assert not re.search(r"^\s*(?:import|from) (?:memlane|numpy)", text, re.MULTILINE)
