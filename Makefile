@@ -26,9 +26,9 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
     sdist wheel wheels release-wheels pythons runner new-python clean
 
 demo: installed
-	$(ENGINE)
-	$(ENGINE) --kill-worker
-	$(ENGINE) --kill-worker --restart
+	@printf '1/3: '; $(ENGINE)
+	@printf '2/3: '; $(ENGINE) --kill-worker
+	@printf '3/3: '; $(ENGINE) --kill-worker --restart
 
 # On two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
 demo-hosts: installed

@@ -83,9 +83,10 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     with interruptible():
         if murder is not None and not murder.report():
             return 1
-        print_outcome(progress, seconds, crew.reports)
-        if crew.region is not None:
-            print_moved(crew.reports)
+        if murder is None or arguments.verbose:
+            print_outcome(progress, seconds, crew.reports)
+            if crew.region is not None:
+                print_moved(crew.reports)
         if arguments.verbose:
             print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
             print_texts(batcher.sequences)
@@ -148,8 +149,7 @@ class _Murder:
             say("it finished before the kill")
             return False
         named, whole = self.named - self.killed, self._runs_again - self.killed
-        print_line("what the user sees", self._told)
-        print_line("named after", f"{named:.3f} s (promised: {PROMISED_SECONDS:.0f} s)")
+        _print_named(named, self._told)
         print_line(
             "replaced",
             f"by pid {self._new_pid}; steps go on after {whole:.2f} s, "
@@ -182,12 +182,16 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
             return 1
     others = [code for rank, code in enumerate(crew.exit_codes) if rank != murder.victim]
     with interruptible():
-        print_line("what the user sees", told)
-        print_line("named after", f"{seconds:.1f} s (promised: {PROMISED_SECONDS:.0f} s)")
+        _print_named(seconds, told)
         cleanly = "cleanly, " if not any(others) else ""
         print_line("survivors", f"left {cleanly}with exit codes {others}")
         clean = print_segments(crew.segments)
     return 0 if named and seconds < PROMISED_SECONDS and not any(others) and clean else 1
+
+
+def _print_named(seconds: float, told: str) -> None:
+    """Print when and how the user of the engine was told of the death."""
+    print_line("named after", f"{seconds:.3f} s (promised: {PROMISED_SECONDS:.0f} s): {told}")
 
 
 def _view(
@@ -232,7 +236,7 @@ def _print_start(crew: LocalCrew, arguments: argparse.Namespace) -> None:
     print_line("workers", f"{arguments.workers} ready (pids {pids}; scheduler {os.getpid()})")
     if workload.scaled is not None:
         print_line("scaled", workload.scaled)
-    if workload.images is not None:
+    if workload.images is not None and arguments.verbose:
         print_line("images", f"{workload.images}, in a store of {arguments.store_mib} MiB")
 
 
