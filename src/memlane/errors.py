@@ -175,7 +175,7 @@ class WriterDied(PeerDied):
         who = "the writer" if rank is None else f"writer {rank}"
         super().__init__(f"{who} (pid {pid}) died{detail}")
         self.pid = pid
-        self.rank = rank
+        self.rank: Any = rank  # not `int | None`: it is an int wherever a gather is read
 
 
 class WorkerDied(PeerDied):

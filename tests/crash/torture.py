@@ -158,7 +158,7 @@ def gathering(link: Link, seed: int, folder: Path) -> tuple[list[int], list[tupl
             except TimedOut:
                 continue
             except WriterDied as death:
-                rank = death.rank or 0
+                rank = death.rank
                 died.append((rank, death.pid))
                 reader.release_writer(rank)
                 link.tell((rank, reader.readmit(rank), counts[rank]))

@@ -112,9 +112,9 @@ class Sender:
             for queue in (self.calls, self._cancels, *self._lanes[rank : rank + 1]):
                 self._release(queue, rank)
 
-    def _release(self, queue: MessageQueue[Any], rank: int | None) -> None:
+    def _release(self, queue: MessageQueue[Any], rank: int) -> None:
         with suppress(InvalidArgument):  # it was released already
-            queue.release_reader(rank or 0)
+            queue.release_reader(rank)
 
     def cancel(self, pending: Pending) -> None:
         """Tells the workers to skip the call."""
