@@ -31,6 +31,7 @@ class Program(NamedTuple):
     name: str
     text: str
     refusal: str  # why it is not run; empty if it is
+    source: str  # the file of which it is a part; empty if it is a whole program
     needs: tuple[str, ...]  # modules
     module: tuple[str, ...]  # what runs it: `python -m module arguments file`
 
@@ -46,20 +47,22 @@ def programs(*pages: Path) -> list[Program]:
 
 
 def _program(name: str, text: str, comment: str) -> Program:
-    refusal = ""
+    refusal = source = ""
     needs: tuple[str, ...] = ()
     module: tuple[str, ...] = ()
     for part in filter(None, comment.split("; ") if "not run" not in comment else [comment]):
         key, _, value = part.partition(": ")
         if key == "not run":
             refusal = value
+        elif key == "from":
+            refusal, source = "a part", value
         elif key == "needs":
             needs = tuple(value.split(", "))
         elif key == "run by":
             module = tuple(value.split())
         else:
             raise ValueError(f"{name}: a comment before Python says {part!r}")
-    return Program(name, text, refusal, needs, module)
+    return Program(name, text, refusal, source, needs, module)
 
 
 def literal_lines(page: Path) -> list[str]:

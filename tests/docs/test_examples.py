@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.manual import Program, programs
+from tests.docs.manual import ROOT, Program, programs
 from tests.support import PATIENCE, UNHURRIED
 from tests.support.missing import package
 
 PROGRAMS = [program for program in programs() if not program.refusal]
+PARTS = [program for program in programs() if program.source]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
@@ -23,20 +24,32 @@ def test_program_runs(program: Program, tmp_path: Path) -> None:
         package(name)
     script = tmp_path / "program.py"
     script.write_text(program.text)
-    runner = ["-m", *program.module] if program.module else []
-    environment = {**os.environ, **UNHURRIED, "OMP_NUM_THREADS": "1"}
+    warnings = _run([*(["-m", *program.module] if program.module else []), script], tmp_path)
+    assert not warnings or program.needs  # other packages may warn
+
+
+@pytest.mark.parametrize("source", sorted({part.source for part in PARTS}))
+def test_the_source_of_a_part_runs(source: str, tmp_path: Path) -> None:
+    """The whole program does, and has each part word for word."""
+    text = (ROOT / source).read_text()
+    assert all(part.text in text for part in PARTS if part.source == source)
+    assert not _run([ROOT / source], tmp_path)
+
+
+def _run(arguments: list[str | Path], folder: Path) -> str:
+    """Runs Python, which prints something and exits with 0; returns what it writes to stderr."""
     run = subprocess.run(
-        [sys.executable, *runner, script],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
-        env=environment,
-        cwd=tmp_path,
+        env={**os.environ, **UNHURRIED, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout
-    assert not run.stderr or program.needs  # other packages may warn
+    return run.stderr
 
 
 def test_there_are_programs() -> None:

@@ -1,9 +1,5 @@
-# One process reading another's blocks
+"""A process reads the blocks that another one has finished."""
 
-A region is plain memory: nothing in it says whether a block is finished. Write the block, then send its number through a queue: a process that dequeues the
-number sees the finished block.
-
-```python
 import multiprocessing
 import os
 
@@ -57,11 +53,3 @@ if __name__ == "__main__":
             finished.close()
             process.join()
     raise SystemExit(process.exitcode)
-```
-
-**When may a block be written again?** Here the queue answers: up to `IN_FLIGHT` numbers wait in it, and the reader may still be reading one block more, so of
-`IN_FLIGHT + 2` blocks used in turn the next one is free. This needs a reader that is done with a block before it dequeues again. In any other case let the
-reader send back the blocks that it has finished, through a queue of its own.
-
-* `rows[block]` is a writable memoryview of the cells of all workers; that of worker `w` starts at `w * cpu_page_size`.
-* If the worker is killed, the reader gets every finished block, then `WriterDied`. The region stays mapped in the reader.

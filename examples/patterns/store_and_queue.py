@@ -1,9 +1,5 @@
-# Store and queue together
+"""Steps go through a queue, and their images through a store."""
 
-Every worker needs the small part of a request at once, and reads the large part when it comes to it. Put the large part into a store, and send its address and
-id through the queue:
-
-```python
 import multiprocessing
 
 import numpy as np
@@ -52,11 +48,3 @@ if __name__ == "__main__":
     for process in workers:
         process.join()
     raise SystemExit(any(process.exitcode for process in workers))
-```
-
-* The workers attach to the store first, so `steps.wait_until_ready()` returns once they have attached to both.
-* An object can be evicted once every worker has read it as often as it was referenced. If a request is aborted before its step was sent, take the reference
-  back with `images.drop_reference(key)`.
-* Make the ring large enough for the objects of all steps in the queue and of those being read, plus what should stay cached.
-* When `put` raises `StoreFull`, `error.readers` says who has not read what, usually a slow worker. Wait and try again, or send the image within the step.
-* If a worker is killed, the store stops counting its reads, and the next `enqueue` raises [`ReaderDied`](reader-died.md).
