@@ -117,8 +117,17 @@ def _errors(_page: str) -> str:
     return "\n".join(["\n```{eval-rst}", ".. currentmodule:: memlane", *lines, "```\n"])
 
 
+def _contents(page: str) -> str:
+    """The pages that a page links to in its own folder, or in the one with its name."""
+    names = dict.fromkeys(re.findall(r"\(((?:benchmarks/)?[\w-]+)\.md\)", page))
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *names, "```", ""])
+
+
 FILLED: dict[str, Callable[[str], str]] = {
     "index": _sidebar,
+    "benchmarks": _contents,
+    "reference/api/index": _contents,
+    "troubleshooting/index": _contents,
     "troubleshooting/every-text": _every_text,
     "reference/metrics": _metrics,
     "reference/api/errors": _errors,
