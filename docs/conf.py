@@ -87,6 +87,17 @@ def _every_text(_page: str) -> str:
     return page()
 
 
+def _lines(_page: str) -> str:
+    entries = tomllib.loads((ROOT / "docs/troubleshooting/lines.toml").read_text())
+    shown = []
+    for heading, group in entries.items():
+        shown.append(f"\n## {heading}\n")
+        for entry in group:
+            lines = "\n".join(entry["lines"])
+            shown.append(f"```text\n{lines}\n```\n\n{entry['text']}\n")
+    return "\n".join(shown)
+
+
 def _sidebar(page: str) -> str:
     """The page's list of all pages, as tables of contents."""
     contents = []
@@ -129,6 +140,7 @@ FILLED: dict[str, Callable[[str], str]] = {
     "reference/api/index": _contents,
     "troubleshooting/index": _contents,
     "troubleshooting/every-text": _every_text,
+    "troubleshooting/lines": _lines,
     "reference/metrics": _metrics,
     "reference/api/errors": _errors,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,14 @@ ENGINE_LINES = {
     "insufficient-space.md",
     "rpc-timed-out.md",
 }
-LINES = ROOT / "docs/troubleshooting/lines.md"  # those that people meet
+# The lines that people meet: `lines`, and in `text` their cause and what to do.
+ENTRIES = [
+    entry
+    for group in tomllib.loads((ROOT / "docs/troubleshooting/lines.toml").read_text()).values()
+    for entry in group
+]
+LINES = [line for entry in ENTRIES for line in entry["lines"]]
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"(?:^<!-- (.*?) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -63,12 +69,6 @@ def _program(name: str, text: str, comment: str) -> Program:
         else:
             raise ValueError(f"{name}: a comment before Python says {part!r}")
     return Program(name, text, refusal, source, needs, module)
-
-
-def literal_lines(page: Path) -> list[str]:
-    """The lines of a page's `text` blocks."""
-    blocks = [body for kind, body in _FENCE.findall(page.read_text()) if kind == "text"]
-    return [line for block in blocks for line in block.splitlines()]
 
 
 def tables(page: Path) -> dict[str, list[list[str]]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from memlane import errors
-from tests.docs.manual import ENGINE_LINES, LINES, TROUBLESHOOTING, literal_lines
+from tests.docs.manual import ENGINE_LINES, ENTRIES, LINES, TROUBLESHOOTING
 from tests.docs.texts import LOG, PART, page, pattern, texts
 
 
@@ -24,22 +24,20 @@ def test_every_line_is_one_that_the_code_says() -> None:
     """A line that people meet holds a text, with something in its places; one that no code says
     any more is removed."""
     known = [pattern(text) for text in texts() if len(re.findall(r"[A-Za-z]{2,}", text)) >= 2]
-    lines = literal_lines(LINES)
-    assert len(lines) >= 40
-    stale = [line for line in lines if not any(text.search(line) for text in known)]
+    assert len(LINES) >= 40
+    stale = [line for line in LINES if not any(text.search(line) for text in known)]
     assert not stale, "no code says this:\n" + "\n".join(stale)
 
 
 def test_lines_are_real() -> None:
     """They show what a user sees: values, not placeholders."""
-    assert not [line for line in literal_lines(LINES) if re.search(r"[{}]|%[sdr]", line)]
+    assert not [line for line in LINES if re.search(r"[{}]|%[sdr]", line)]
 
 
 def test_every_entry_says_what_to_do() -> None:
-    """Behind each block of lines stand a cause, unless the line has it, and a remedy."""
-    entries = re.split(r"^```text\n", LINES.read_text(), flags=re.MULTILINE)[1:]
-    for entry in entries:
-        assert "**What to do:**" in entry.split("```", 1)[1], entry
+    """Behind each of their lines stand a cause, unless the line has it, and a remedy."""
+    for entry in ENTRIES:
+        assert "**What to do:**" in entry["text"], entry
 
 
 def test_lines_of_engines_are_titles() -> None:
