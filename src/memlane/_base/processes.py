@@ -24,6 +24,7 @@ _CODE = {"python": "c", "pypy": "c", "node": "ep", "perl": "eE", "ruby": "e"}
 _SCRIPT = re.compile(r"[\w.+@][\w.+@-]{0,63}")
 _STARTED = "\0-c\0from multiprocessing."  # of spawn, of a fork server and its processes
 _SPAWNED = ": spawned"
+_MOST_ABOVE = 16  # such processes that are asked for a name, one above the other
 _INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "node", "perl", "ruby")
 _STATES: dict[str, State] = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
 
@@ -234,12 +235,15 @@ def name_of(pid: int) -> str:
     multiprocessing has started anew has its parent's, and that it was spawned; an orphan of another
     program has its own."""
     with suppress(OSError):
-        line = _read(f"/proc/{pid}/cmdline").decode(errors="replace")
-        if _STARTED in line and _program_of(parent := _parent_of(pid)) == _program_of(pid):
-            return f"{name_of(parent).removesuffix(_SPAWNED)}{_SPAWNED}"
+        spawned = ""
+        for _ in range(_MOST_ABOVE):
+            line = _read(f"/proc/{pid}/cmdline").decode(errors="replace")
+            if _STARTED not in line or _program_of(parent := _parent_of(pid)) != _program_of(pid):
+                break
+            pid, spawned = parent, _SPAWNED
         if line:
-            return _name_in(line)
-        return _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+            return _name_in(line) + spawned
+        return _read(f"/proc/{pid}/comm").decode(errors="replace").strip() + spawned
     return ""
 
 

@@ -183,7 +183,7 @@ class Look:
 
 def _explained(waits: Iterable[Wait]) -> set[int]:
     """The processes of which a wait says what they do."""
-    return {pid for wait in waits if not wait.is_start for pid in _pids(wait) if pid}
+    return {pid for wait in waits if not wait.is_start for pid in _pids(wait)}
 
 
 def _is_silent(engine: Family, explained: set[int], after: float) -> bool:
@@ -194,11 +194,11 @@ def _concerns(asked_for: set[int] | None, pids: Iterable[int | None]) -> bool:
     return asked_for is None or bool(asked_for.intersection(pids))
 
 
-def _pids(wait: Wait) -> Iterator[int | None]:
-    """Those of this host."""
+def _pids(wait: Wait) -> Iterator[int]:
+    """Those that are known to take part: in a slot any number may stand."""
     for who in (wait.waiter, *wait.awaited):
-        if not who.is_remote:
-            yield who.pid
+        if (process := process_of(who)) is not None:
+            yield process.pid
 
 
 def _foreign_pids(wait: ForeignWait) -> Iterator[int | None]:

@@ -23,6 +23,7 @@ from memlane.inspect.locks import RegionLocks
 
 FOLDER = "/dev/shm"
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_PLACE = os.O_PATH | os.O_CLOEXEC
 _PREFIX = "memlane-"
 _REGION_PREFIX = "vllm_offload_"
 _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
@@ -278,11 +279,9 @@ def leftovers() -> list[Segment]:
 def named_files() -> dict[int, Found]:
     """The `files` that have a name, by inode, without their holders."""
     found: dict[int, Found] = {}
-    for name in _named():
+    for name, inode in _named():
         path = f"{FOLDER}/{name}"
-        with suppress(OSError):  # removed meanwhile
-            entry = found.setdefault(os.lstat(path).st_ino, Found(path, set(), True, set(), set()))
-            entry.names.add(name)
+        found.setdefault(inode, Found(path, set(), True, set(), set())).names.add(name)
     return found
 
 
@@ -317,16 +316,9 @@ def _is_ours(file: os.stat_result) -> bool:
     return stat.S_ISREG(file.st_mode) and file.st_uid == os.geteuid()
 
 
-def _is_empty_folder(name: str) -> bool:
-    """Whether it is the folder of a region without files: not created yet, or removed."""
-    facts = os.lstat(f"{FOLDER}/{name}")
-    is_folder = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
-    return is_folder and name.startswith(_REGION_PREFIX)
-
-
-def _named() -> Iterator[str]:
-    """The files in /dev/shm that are this user's; of a region in a folder, the one in it, or the
-    folder."""
+def _named() -> Iterator[tuple[str, int]]:
+    """(name, inode) of the files in /dev/shm that are this user's; of a region in a folder, of the
+    one in it, or of the folder, if it has none yet, or no more."""
     try:
         with os.scandir(FOLDER) as entries:
             names = [entry.name for entry in entries]
@@ -335,15 +327,61 @@ def _named() -> Iterator[str]:
     except OSError as error:
         raise system_fault(error.errno or 0, f"cannot list {FOLDER}") from None
     for name in names:
-        for place in (name, f"{name}/{_REGION_FILE}"):
-            with suppress(OSError):  # removed meanwhile, or no such folder
-                if _is_ours(os.lstat(f"{FOLDER}/{place}")):
-                    yield place
-                    break
-        else:
-            with suppress(OSError):
-                if _is_empty_folder(name):
-                    yield name
+        with suppress(OSError):  # removed meanwhile
+            facts = os.lstat(f"{FOLDER}/{name}")
+            if _is_ours(facts):
+                yield name, facts.st_ino
+            elif stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+                inside = _inode_in(name)
+                if inside is not None:
+                    yield f"{name}/{_REGION_FILE}", inside
+                elif name.startswith(_REGION_PREFIX):
+                    yield name, facts.st_ino
+
+
+def _inode_in(folder: str) -> int | None:
+    with suppress(OSError):
+        file = _placed(f"{folder}/{_REGION_FILE}")
+        try:
+            facts = os.fstat(file)
+            return facts.st_ino if _is_ours(facts) else None
+        finally:
+            os.close(file)
+    return None
+
+
+def _placed(name: str) -> int:
+    """A descriptor of what has that name in /dev/shm, at most one folder deep, that opens nothing:
+    no link is followed. Raises OSError."""
+    folder, _, last = name.rpartition("/")
+    above = os.open(f"{FOLDER}/", _PLACE | os.O_DIRECTORY)
+    try:
+        if folder:
+            within = os.open(folder, _PLACE | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+            os.close(above)
+            above = within
+        return os.open(last, _PLACE | os.O_NOFOLLOW, dir_fd=above)
+    finally:
+        os.close(above)
+
+
+def open_to_read(path: str) -> int:
+    """A descriptor of a file or folder of /dev/shm, by its name or by who holds it. Other users may
+    put a link, a pipe or a device there, of which some act on being opened: those are not.
+
+    Raises:
+        OSError: it is gone, or something else.
+    """
+    is_held = path.startswith("/proc/")
+    place = os.open(path, _PLACE) if is_held else _placed(path.removeprefix(f"{FOLDER}/"))
+    try:
+        facts = os.fstat(place)
+        is_plain = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
+        if not is_plain or facts.st_dev != os.stat(FOLDER).st_dev:
+            raise OSError(errno.ENOENT, f"no file of {FOLDER}", path)
+        return os.open(f"/proc/self/fd/{place}", _READ)
+    finally:
+        os.close(place)
 
 
 @contextmanager
@@ -352,7 +390,7 @@ def opened(found: Found) -> Iterator[int | None]:
     file = -1
     for path in filter(None, (found.path, found.through)):
         with suppress(OSError):
-            file = os.open(path, _READ)
+            file = open_to_read(path)
             break
     if file < 0:
         yield None
@@ -484,14 +522,14 @@ def joined(seen: list[Segment]) -> list[Segment]:
         and each.participants
         and any(who.is_remote for who in each.participants[1:])
     }
-    made, used = [], set()
+    made, used = [], set[int]()
     for each in seen:
         key = each.id, each.participants[0].pid if each.participants else None
         table = tables.get(key)
         if table is None or table is each or each.kind != "queue" or each.participants[0].is_remote:
             made.append(each)
             continue
-        used.add(table.name)
+        used.add(id(table))
         writer, *here = each.participants
         other = table.participants[0]
         if other.activity != "elsewhere":
@@ -503,7 +541,7 @@ def joined(seen: list[Segment]) -> list[Segment]:
                 unread=(*each.unread, *(len(here) + place for place in table.unread)),
             )
         )
-    return [each for each in made if each.name not in used]
+    return [each for each in made if id(each) not in used]
 
 
 def _is_abandoned(found: Found, facts: os.stat_result) -> bool:

@@ -155,16 +155,17 @@ def below(
     members: Iterable[int], parents: Mapping[int, int], programs: Callable[[int], str | None]
 ) -> set[int]:
     """The processes, and those that they have started that run the same program."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
     found = set(members)
-    grows = True
-    while grows:
-        more = {
-            pid
-            for pid, parent in parents.items()
-            if parent in found and pid not in found and _same(parent, pid, programs)
-        }
-        found |= more
-        grows = bool(more)
+    left = list(found)
+    while left:
+        parent = left.pop()
+        for pid in children.get(parent, ()):
+            if pid not in found and _same(parent, pid, programs):
+                found.add(pid)
+                left.append(pid)
     return found
 
 
@@ -233,7 +234,7 @@ class Processes:
         return {
             pid
             for pid in self.parents
-            if processes.name_of(pid).startswith(_TITLES) and _is_of_this_user(pid)
+            if _is_of_this_user(pid) and processes.name_of(pid).startswith(_TITLES)
         }
 
 

@@ -274,8 +274,8 @@ def _files(kinds: Sequence[Kind]) -> Iterator[Unused]:
         kind = max(known, key=lambda kind: len(kind.prefix), default=None)
         if kind is None or kind not in kinds:
             continue
-        places = (f"{name}/{_REGION_FILE}", name) if kind.is_region else (name,)
-        for place in places:
+        has_inside = kind.is_region and _is_own_folder(name)
+        for place in (f"{name}/{_REGION_FILE}", name) if has_inside else (name,):
             with suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile; a file
                 facts = os.lstat(f"{FOLDER}/{place}")
                 if facts.st_uid == os.geteuid() and _is_file(facts, f"{FOLDER}/{place}", kind):
@@ -290,6 +290,14 @@ def _files(kinds: Sequence[Kind]) -> Iterator[Unused]:
                         kind,
                     )
                     break
+
+
+def _is_own_folder(name: str) -> bool:
+    """Another user's may be a link that leads to files elsewhere."""
+    with suppress(FileNotFoundError):  # removed meanwhile
+        facts = os.lstat(f"{FOLDER}/{name}")
+        return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+    return False
 
 
 def _is_file(facts: os.stat_result, path: str, kind: Kind) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from memlane._base.processes import State
 from memlane.errors import InvalidArgument
 from memlane.inspect.decisions import ALL_INSIDE, UNDECIDED
 from memlane.inspect.foreign.files import KINDS
-from memlane.inspect.segment import FOLDER
+from memlane.inspect.segment import FOLDER, open_to_read
 from memlane.inspect.stacks import Frame, NoStack, Stack
 
 _PREFIXES = tuple(kind.prefix for kind in KINDS if kind.is_ring)
@@ -241,28 +242,32 @@ def stuck(
 
 
 def _rings(geometry: Geometry | None) -> list[Ring]:
-    """The rings of this user, with their flags of now."""
-    found: dict[str, set[int]] = {}
-    paths: dict[str, str] = {}
+    """The rings of this user, with their flags of now. Other users' files may have the same names:
+    in a mount of their own."""
+    found: dict[tuple[int, int], tuple[str, list[processes.Holder]]] = {}
     for path, holder in processes.holders_in(FOLDER):
         name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
         if name.startswith(_PREFIXES) and holder.is_mapped:
-            found.setdefault(name, set()).add(holder.pid)
-            if name not in paths or "/fd/" in holder.path:
-                paths[name] = path if not path.endswith(" (deleted)") else holder.path
+            with suppress(OSError):  # closed meanwhile
+                facts = os.stat(holder.path)
+                if facts.st_uid == os.geteuid():
+                    key = facts.st_dev, facts.st_ino
+                    found.setdefault(key, (name, []))[1].append(holder)
     rings = []
-    for name, pids in sorted(found.items()):
-        with suppress(OSError):  # gone, or not ours
-            if (ring := _ring(name, paths[name], sorted(pids), geometry)) is not None:
+    for name, holders in sorted(found.values(), key=lambda each: each[0]):
+        with suppress(OSError):  # gone, or of another /dev/shm
+            path = min(holders, key=lambda holder: not holder.is_open).path
+            pids = sorted({holder.pid for holder in holders})
+            if (ring := _ring(name, path, pids, geometry)) is not None:
                 rings.append(ring)
     return rings
 
 
 def _ring(name: str, path: str, pids: Sequence[int], given: Geometry | None) -> Ring | None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_to_read(path)
     try:
         facts = os.fstat(file)
-        if facts.st_uid != os.geteuid():
+        if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode):
             return None
         choices = candidates(facts.st_size)
         if given is not None and given.size == facts.st_size:

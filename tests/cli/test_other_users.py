@@ -1,0 +1,158 @@
+"""Other users put into /dev/shm and /proc what they like: root's commands open, remove and believe
+none of it."""
+
+import ctypes
+import inspect
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memlane._base import processes
+from memlane.inspect.foreign import rings
+from memlane.inspect.foreign.rings import Geometry
+from memlane.inspect.segment import open_to_read
+from tests.support import Link, Peer, run_memlane, start
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("commands")]
+
+NOBODY = 65534
+SHM = Path("/dev/shm")
+LONG = 60  # processes
+CHAIN = f"""from multiprocessing.process import *; import os, sys
+os.setuid({NOBODY})
+for _ in range({LONG}):
+    if os.fork():
+        os.wait()
+        os._exit(0)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def found(*arguments: str) -> dict[str, list[dict[str, object]]]:
+    done = run_memlane(*arguments, "--json")
+    assert done.stderr == "", done
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A region's, by its name."""
+    made = f"vllm_offload_{os.getpid()}_of_another"
+    yield made
+    (SHM / made).unlink(missing_ok=True)
+
+
+def lead(link: Link, name: str, folder: str) -> None:
+    """Role: another user's link in the place of a region's folder."""
+    os.setuid(NOBODY)
+    os.symlink(folder, SHM / name)
+    link.tell()
+    link.hear()
+
+
+def test_another_users_link_to_a_folder_leads_nowhere(name: str, tmp_path: Path) -> None:
+    """Root's own file behind it is no region: it is neither shown nor removed."""
+    (tmp_path / "memlane").write_bytes(b"precious")
+    peer = start(lead, name, str(tmp_path))
+    peer.hear()
+    run_memlane("clean", "--foreign", "--yes", f"{name}/memlane")
+    assert (tmp_path / "memlane").read_bytes() == b"precious"
+    assert not [each for each in found("ls")["segments"] if name in str(each["name"])]
+    peer.kill()
+
+
+@pytest.mark.parametrize("what", ["/dev/null", "/dev/zero", "/proc/self/status"])
+def test_what_is_no_file_of_the_folder_is_not_opened(what: str) -> None:
+    file = os.open(what, os.O_RDONLY)
+    link = SHM / f"link-{os.getpid()}"
+    link.symlink_to(what)
+    folder = SHM / f"folder-{os.getpid()}"
+    folder.symlink_to(os.path.dirname(what))
+    try:
+        for path in (f"/proc/self/fd/{file}", str(link), f"{folder}/{os.path.basename(what)}"):
+            with pytest.raises(OSError, match=r"no file of|symbolic links|Not a directory"):
+                open_to_read(path)
+    finally:
+        link.unlink()
+        folder.unlink()
+        os.close(file)
+
+
+def mount_over(folder: Path) -> None:
+    """From now on it is this process's /dev/shm."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    private, bind = 0x44000, 0x1000  # MS_REC | MS_PRIVATE, MS_BIND
+    assert libc.unshare(0x00020000) == 0  # CLONE_NEWNS
+    assert libc.mount(b"none", b"/", None, private, None) == 0
+    assert libc.mount(bytes(folder), bytes(SHM), None, bind, None) == 0
+
+
+def call_it_the_same(link: Link, folder: Path) -> None:
+    """Role: another user's ring, whose name it gets; in a mount of its own."""
+    mount_over(folder)
+    os.setuid(NOBODY)
+    name, size = link.hear()
+    with open(SHM / name, "w+b") as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size):
+            link.tell()
+            link.hear()
+
+
+@pytest.fixture
+def namesake() -> Iterator[Peer]:
+    """Another user's process, which makes a ring of the name and size that it is told."""
+    folder = SHM / f"of-{os.getpid()}"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    peer = start(call_it_the_same, folder)
+    yield peer
+    peer.kill()
+    shutil.rmtree(folder)
+
+
+def test_another_users_ring_of_the_same_name_does_not_join_roots(namesake: Peer) -> None:
+    """Else its processes would be taken for the ring's readers, and its flags for the ring's."""
+    size = Geometry(16 << 20, 1, 10).size
+    with open(SHM / f"psm_{os.getpid()}", "w+b") as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size):
+            namesake.tell((os.path.basename(file.name), size))
+            namesake.hear()
+            (ring,) = [each for each in rings._rings(None) if each.name in file.name]
+            assert ring.pids == (os.getpid(),)
+        os.unlink(file.name)
+
+
+def test_a_pipe_in_the_place_of_another_users_ring_is_not_waited_for(namesake: Peer) -> None:
+    pipe = SHM / f"psm_{os.getpid()}"
+    os.mkfifo(pipe)
+    try:
+        namesake.tell((pipe.name, Geometry(16 << 20, 1, 10).size))
+        namesake.hear()
+        assert run_memlane("stuck", "--after", "0", "--no-stacks").stderr == ""
+    finally:
+        pipe.unlink()
+
+
+def test_a_name_takes_no_more_calls_the_longer_the_chain_of_processes_is() -> None:
+    """A thousand small processes, each the child of another, ended every command."""
+    command = [sys.executable, "-IS", "-c", CHAIN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as chain:
+        assert chain.stdin is not None
+        assert chain.stdout is not None
+        last, limit = int(chain.stdout.readline()), sys.getrecursionlimit()
+        sys.setrecursionlimit(len(inspect.stack(0)) + LONG // 2)
+        try:
+            assert processes.name_of(last).endswith(": spawned")
+        finally:
+            sys.setrecursionlimit(limit)
+        chain.stdin.close()
