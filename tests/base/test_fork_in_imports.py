@@ -98,6 +98,108 @@ def test_a_child_does_what_a_thread_was_importing_for(use: str, named: str) -> N
     assert done.returncode == 0, done.stderr
 
 
+# While main waits in `os.fork`, with logging's hook before memlane's, the import takes its lock.
+LOGGED = """
+import os, sys, threading
+from pathlib import Path
+import memlane
+import logging
+from memlane._importing import fork_waits
+
+main = threading.get_native_id()
+imports = threading.Event()
+
+def until_main_sleeps():
+    while Path(f"/proc/self/task/{main}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        pass
+
+def use():
+    with fork_waits:
+        imports.set()
+        until_main_sleeps()
+        logging.getLogger("imported")
+
+thread = threading.Thread(target=use)
+thread.start()
+imports.wait()
+child = os.fork()
+if child == 0:
+    logging.getLogger("child")
+    memlane.MessageQueue
+    os._exit(0)
+thread.join()
+assert not logging._lock._is_owned()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_an_import_gets_the_lock_of_logging_while_a_fork_waits_for_it() -> None:
+    """Where logging is imported after memlane, its hook runs first."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# The handler runs while main waits in `os.fork`, and the import goes on until it has run.
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import memlane
+from memlane._importing import fork_waits
+
+imports, handled = threading.Event(), threading.Event()
+
+class Stop(Exception):
+    pass
+
+def handler(*_):
+    handled.set()
+    raise Stop("by a signal")
+
+signal.signal(signal.SIGUSR1, handler)
+
+def use():
+    with fork_waits:
+        imports.set()
+        while not handled.wait(0.01):
+            if forking:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+forking = []
+thread = threading.Thread(target=use)
+thread.start()
+imports.wait()
+parent = os.getpid()
+reads, writes = os.pipe()
+os.register_at_fork(before=lambda: forking.append(True))
+try:
+    child = os.fork()
+    if child == 0:
+        memlane.MessageQueue
+        assert not fork_waits.is_mine()
+        if os.fork() == 0:  # raises nothing
+            os.write(writes, b"a grandchild")
+        else:
+            os.wait()
+        os._exit(0)
+    [None for _ in "several instructions"]
+except Stop:
+    assert os.getpid() == parent
+    os.wait()
+    assert not fork_waits.is_mine()
+    assert os.read(reads, 99) == b"a grandchild"
+    sys.exit(0)
+sys.exit("the fork has dropped what the handler raised")
+"""
+
+
+def test_what_a_handler_raises_while_a_fork_waits_is_raised_after_it() -> None:
+    """The child can import, and the parent gets the error."""
+    program = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_what_functions_import_a_fork_waits_for() -> None:
     """But for the command line, which forks nothing while it imports."""
     missing = []
