@@ -14,6 +14,7 @@ from memlane._base.deadline import Deadline
 from memlane._net.addresses import Address
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup, stores, tcp
+from memlane.groups import board as board_module
 from memlane.groups.board import Board
 from memlane.groups.keys import group_keys
 from tests.support import PATIENCE, Aside, Link, assert_in_time, given_time, start, until
@@ -356,3 +357,65 @@ def test_nothing_runs_between_calls() -> None:
     with groups_of("foreign", 2) as groups:
         for _ in range(2):
             on_ranks(in_the_same_node_as, groups, 0, timeout=PATIENCE)
+
+
+def call_as_another(link: Link, group: TcpGroup) -> None:
+    link.tell()
+    link.tell(group.broadcast_obj("another's", group.rank, timeout=PATIENCE))
+    link.hear()
+
+
+def attend(link: Link, group: TcpGroup) -> None:
+    group.broadcast_obj("begins", group.rank)
+    link.tell()
+    in_the_same_node_as(group, timeout=PATIENCE)
+
+
+def test_a_rank_that_is_started_again_was_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its connection ended a moment ago: those who wait for it are told, and the next call
+    has the new process. Fails without the guard: they waited in a call that it never made."""
+    monkeypatch.setattr(board_module, "_RECONNECTION", PATIENCE)
+    with TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as group:
+        first = start(member, group.port, 1, 2, attend)
+        assert group.broadcast_obj(None, 1, timeout=PATIENCE) == "begins"
+        first.hear()
+        waiting = Aside(in_the_same_node_as, group, 0, timeout=PATIENCE)
+        keeper = group._board
+        until(lambda: keeper._values.get("memlane/calls/1") == 2, "rank 1 is in the call")
+        first.kill()
+        again = start(member, group.port, 1, 2, call_as_another)
+        again.hear()
+        text = rf"rank 1 of a group of 2 has died .pid {first.pid}"
+        with pytest.raises(RankMissing, match=text):
+            waiting.result()
+        assert group.broadcast_obj(None, 1, timeout=PATIENCE) == "another's"
+        again.hear()
+        again.tell()
+        again.result()
+
+
+def keep_again(link: Link, port: int) -> None:
+    with TcpGroup("127.0.0.1", port, 0, 2, secret=SECRET) as group:
+        link.tell(group.port)
+        link.tell(group.broadcast_obj(None, 1, timeout=PATIENCE))
+        link.tell(group.broadcast_obj(None, 1, timeout=PATIENCE))
+
+
+def test_rank_0_that_is_started_again_was_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who wait for it are told, and call again: both count their calls from there on."""
+    monkeypatch.setattr(board_module, "_RECONNECTION", PATIENCE)
+    first = start(keep_again, 0)
+    port = first.hear()
+    with TcpGroup("127.0.0.1", port, 1, 2, secret=SECRET) as group:
+        group.broadcast_obj("first", 1)
+        assert first.hear() == "first"
+        waiting = Aside(group.broadcast_obj, None, 0, timeout=PATIENCE).until_blocked()
+        first.kill()
+        again = start(keep_again, port)
+        again.hear()
+        with pytest.raises(RankMissing, match=r"rank 0, which kept .* another process has taken"):
+            waiting.result()
+        for said in "second", "third":
+            group.broadcast_obj(said, 1)
+            assert again.hear() == said
+        again.result()

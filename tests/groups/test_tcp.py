@@ -453,7 +453,7 @@ class _Unanswered(dict[str, bytes]):
         return False
 
     def wake(self) -> None: ...
-    def dead(self) -> dict[int, int]:
+    def dead(self, _number: int) -> dict[int, int]:
         return {}
 
 

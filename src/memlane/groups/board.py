@@ -1,7 +1,8 @@
 """The board of a group: a key-value store in a thread of one rank, and the ranks' client for it.
 
 Each rank keeps its connection from its first call on. If that ends, and the rank neither said that
-it leaves nor connects again, the rank has died: the board lists it, and wakes all that wait.
+it leaves nor connects again, the rank has died: the board lists it, and wakes all that wait. So it
+has if another process comes as this rank, which takes part from the next call on.
 
 The wire format is MessagePack over CurveZMQ, encrypted and mutually authenticated, because handles
 carry secrets. A request is [number, verb, key, argument], its answer [number, value]; both are sent
@@ -17,8 +18,8 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,12 @@ if TYPE_CHECKING:
 
 _decode_request = msgspec.msgpack.Decoder(tuple[int, str, str, Any]).decode
 _decode_answer = msgspec.msgpack.Decoder(tuple[int, Any]).decode
-_decode_dead = msgspec.msgpack.Decoder(dict[int, int]).decode
+_decode_dead = msgspec.msgpack.Decoder(dict[int, tuple[int, int]]).decode
 _encode = msgspec.msgpack.encode
 _DEAD = "memlane/dead"
-"""The key of the pids of the ranks whose connections ended and did not come back, by rank."""
+"""The key of the processes that died, by rank: the pid, and the last call that waits in vain."""
+_CALLS = "memlane/calls/"
+"""Begins the key of the number of calls that a rank has begun, as all its processes."""
 _CLOSED = {"closed": True}
 _LOOK = {"look": True}
 """The answer to a wait that ends early: the ranks that have died or left should be looked at."""
@@ -64,6 +67,7 @@ _LONGEST = 3.0e6  # seconds, for `timeout=None`; larger values overflow in C
 _LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 24 days
 _PART = MOST_BYTES - 96  # CURVE adds less than that
 _COUNT_BITS = 32  # of a request's number; the others are its store's own
+_ALL_CALLS = 2**62
 HANDSHAKE = 10.0
 """Seconds that a connecting peer has to prove its key."""
 
@@ -148,24 +152,36 @@ class Board:
     def __init__(self, addresses: list[Address], port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
-        self._ranks: dict[bytes, tuple[int, int]] = {}  # client -> its rank and pid
+        self._id = secrets.randbits(63)
+        self._ranks: dict[bytes, int] = {}
+        self._known: dict[int, tuple[int, int]] = {}  # rank -> its last process: store and pid
         self._in_call: set[bytes] = set()
-        # rank -> its pid; it may come back until; whether it may be in a handshake even then
-        self._lost: dict[int, tuple[int, Deadline, bool]] = {}
-        self._dead: dict[int, int] = {}  # rank -> its pid
+        # rank -> it may come back until; whether it may be in a handshake even then
+        self._lost: dict[int, tuple[Deadline, bool]] = {}
+        self._dead: dict[int, tuple[int, int]] = {}  # as under _DEAD
         self._done: dict[int, tuple[int, Any]] = {}  # the last change of each store, its answer
         self._events = [new_event()]  # one, while it serves
-        with undone_by(self._close_events):
+        self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
+        with self._undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
-            with undone_by(lambda: self._context.destroy(linger=0)):
+            with self._undone_by(lambda: self._context.destroy(linger=0)):
                 self._members = _Members(self._context, keys, size)
-                with undone_by(self._members.close):
+                with self._undone_by(self._members.close):
                     self.port, self._has_port = port, bool(port)
                     self.addresses = [each for each in addresses if self._listens_on(each)]
                     if not self.addresses:
                         raise _cannot_listen(addresses[0], port, zmq.ZMQError(errno.EADDRNOTAVAIL))
-                    self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
                     start_thread(self._thread)
+
+    @contextmanager
+    def _undone_by(self, undo: Callable[[], object]) -> Iterator[None]:
+        """Is `undone_by`; but what the thread uses, it frees itself."""
+        with undone_by(undo), undone_by(self._end_thread):
+            yield
+
+    def _end_thread(self) -> None:
+        if self._thread.is_alive():
+            self.close()
 
     def _listens_on(self, address: Address) -> bool:
         """Listens there, too. False: it is not an address of this host, or the port that the kernel
@@ -211,7 +227,7 @@ class Board:
         for descriptor in (*members.quiet, members.news, *self._events):
             poller.register(descriptor, select.POLLIN)
         while parting is None or (self._in_call and parting.left() > 0):
-            ends = [patience for _, patience, _ in self._lost.values()]
+            ends = [patience for patience, _ in self._lost.values()]
             ends += [] if parting is None else [parting]
             wait = min((end.left() for end in ends), default=None)
             poller.poll(None if wait is None else int(wait * 1000) + 1)
@@ -240,34 +256,45 @@ class Board:
             if not waiting:
                 del self._waiting[key]
         self._in_call.discard(client)
-        rank, pid = self._ranks.pop(client, (-1, 0))
-        if rank >= 0 and all(rank != other for other, _ in self._ranks.values()):
-            self._lost[rank] = pid, Deadline(_RECONNECTION), True
+        rank = self._ranks.pop(client, None)
+        if rank is not None and rank in self._known and rank not in self._ranks.values():
+            self._lost[rank] = Deadline(_RECONNECTION), True
 
     def _list_dead(self) -> None:
         """Lists the ranks that did not connect again as dead, and wakes all that wait."""
         # A member's connection that has said nothing may be of one of them that computes. One that
         # has not proved its key yet may be a stranger's, so it counts once.
         is_member, dead = self._members.has_silent(), {}
-        for rank, (pid, end, is_first) in list(self._lost.items()):
+        for rank, (end, is_first) in list(self._lost.items()):
             if end.left() > 0:
                 continue
             if is_member or (is_first and self._members.has_unidentified()):
-                self._lost[rank] = pid, Deadline(_RECONNECTION), False
+                self._lost[rank] = Deadline(_RECONNECTION), False
             else:
                 del self._lost[rank]
-                dead[rank] = pid
+                dead[rank] = self._known[rank][1], _ALL_CALLS
         if dead:
-            self._dead |= dead
-            self._values[_DEAD] = _encode(self._dead)
-            self._wake_all()
+            self._note_dead(dead)
 
-    def _come(self, client: bytes, rank: int, pid: int) -> None:
+    def _note_dead(self, dead: dict[int, tuple[int, int]]) -> None:
+        self._dead |= dead
+        self._values[_DEAD] = _encode(self._dead)
+        self._wake_all()
+
+    def _come(self, client: bytes, store: int, rank: int, pid: int) -> None:
         """A rank begins a call, or is in one and connected again."""
-        self._ranks[client] = rank, pid
+        known = self._known.get(rank)
+        self._known[rank] = store, pid
+        self._ranks[client] = rank
         self._in_call.add(client)
         self._lost.pop(rank, None)
-        if self._dead.pop(rank, None) is not None:  # another process has taken its place
+        if known is not None and known[0] != store:  # the process that had the rank has died
+            begun = [count for key, count in self._values.items() if key.startswith(_CALLS)]
+            last = max((count for count in begun if isinstance(count, int)), default=0)
+            self._values[f"{_CALLS}{rank}"] = last
+            self._note_dead({rank: (known[1], last)})
+        elif self._dead.get(rank, (0, 0))[1] == _ALL_CALLS:  # it was only cut off
+            del self._dead[rank]
             self._values[_DEAD] = _encode(self._dead)
 
     def _wake_all(self) -> None:
@@ -295,13 +322,14 @@ class Board:
                     self._waiting.pop(key, None)
                 return
             case "join":
-                self._come(client, *msgspec.convert(argument, tuple[int, int]))
-                return
+                who = msgspec.convert(argument, tuple[int, int])
+                self._come(client, number >> _COUNT_BITS, *who)
+                answer = self._id
             case "end":
                 self._in_call.discard(client)
                 return
             case "bye":
-                self._ranks.pop(client, None)
+                self._known.pop(self._ranks.pop(client, -1), None)
                 self._done.pop(number >> _COUNT_BITS, None)
                 self._members.connections.pop(client, None)
                 return
@@ -359,10 +387,11 @@ class BoardStore:
         self.host, self._place = address.host, address.at(port)
         self._rank, self._keeper = rank, keeper
         self._guard = Guard()
-        self._number = secrets.randbits(63 - _COUNT_BITS) << _COUNT_BITS
+        self._number = self._id = secrets.randbits(63 - _COUNT_BITS) << _COUNT_BITS
+        self._board: int | None = None  # the id of the board
         self._last: tuple[object, ...] = ()  # the last request
         self._begun: int | None = None  # calls, also of processes that had this rank before
-        self.has_connected = self._is_in_call = self._has_answered = False
+        self.has_connected = self._has_answered = False
         self._lost_at: float | None = None
         self._connection = Connecting(
             context,
@@ -381,9 +410,10 @@ class BoardStore:
         next call has this number again."""
         with self._guard:
             self.deadline = deadline
-            self._has_answered, self._is_in_call = False, True
-            self._join()
-        key = f"memlane/calls/{self._rank}"
+            self._has_answered = False
+            self._send("join", "", self._who())
+            self._meet(self._answer())
+        key = f"{_CALLS}{self._rank}"
         if self._begun is None:
             self._begun = self.add(key, 0)
         self._ask("set", key, self._begun + 1)
@@ -393,7 +423,6 @@ class BoardStore:
     def end(self) -> None:
         """Ends the call; the connection stays."""
         with self._guard:
-            self._is_in_call = False
             self._send("end", "", None)
 
     def close(self) -> None:
@@ -434,10 +463,11 @@ class BoardStore:
     def wake(self) -> None:
         self._ask("wake", "", None)
 
-    def dead(self) -> dict[int, int]:
-        """Returns the pids of the ranks that have died, by rank."""
+    def dead(self, number: int) -> dict[int, int]:
+        """Returns the pids of the ranks that have died and are missing in that call, by rank."""
         dead = self.get(_DEAD, 0)
-        return {} if dead is None else _decode_dead(dead)
+        died = {} if dead is None else _decode_dead(dead)
+        return {rank: pid for rank, (pid, last) in died.items() if number <= last}
 
     def abandon(self, linger: int = 0) -> None:
         """Ends the connection, which looks like the rank's death. Idempotent."""
@@ -471,9 +501,21 @@ class BoardStore:
         self._last = self._number, verb, key, argument
         self._post(*self._last)
 
-    def _join(self) -> None:
-        """Tells the board whose connection this is, and that its rank is in a call."""
-        self._post(0, "join", "", (self._rank, os.getpid()))
+    def _who(self) -> tuple[int, int]:
+        """Is sent to show whose connection this is, and that its rank is in a call."""
+        return self._rank, os.getpid()
+
+    def _meet(self, board: Any) -> None:
+        """Raises if it is not the board of the calls before, whose rank has died."""
+        before, self._board = self._board, board
+        if before not in (None, board):
+            self._begun = None  # its calls are counted anew
+            raise RankMissing(
+                f"rank {self._keeper}, which kept the group's board at {self._place}, has died, "
+                f"and another process has taken its place: call again on all ranks",
+                self.deadline.timeout,
+                (self._keeper,),
+            )
 
     def _post(self, *request: object) -> None:
         """Drops the request if libzmq has given the connection up: there is no answer then."""
@@ -496,7 +538,10 @@ class BoardStore:
         while self._has_news(max(0.0, end - time.monotonic())):
             number, value = self._decoded(b"".join(self._connection.socket.recv_multipart()))
             self._has_answered = True
-            if number == self._number:
+            if number == self._id:  # connected again: the request may have been lost
+                self._meet(value)
+                self._post(*self._last)
+            elif number == self._number:
                 if value == _CLOSED:
                     text = f"rank {self._keeper} closed the group during this call"
                     raise GroupFailed(text, self._keeper)
@@ -514,9 +559,7 @@ class BoardStore:
             for name, _ in connection.events():
                 if name == "connected":
                     if self.has_connected:
-                        if self._is_in_call:
-                            self._join()
-                        self._post(*self._last)  # it may have been lost with the connection
+                        self._post(self._id, "join", "", self._who())
                     self.has_connected = True
                 if name in ("lost", "connected"):
                     self._lost_at = time.monotonic() if name == "lost" else None

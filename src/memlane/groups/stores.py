@@ -51,6 +51,7 @@ class StoreCollectives(Collectives):
         super().__init__(rank, size, store.deadline, store.host)
         self._hint = hint
         self._store = store
+        self._number = number
         self._call = f"memlane/{number}"
         self._own: list[str] = []
         self._rest = f"memlane/rest/{rank}"  # lists the keys that earlier calls left
@@ -176,7 +177,8 @@ class StoreCollectives(Collectives):
 
     def _dead(self, awaited: Sequence[int]) -> dict[int, int]:
         """The pids of those awaited ranks that have died, by rank."""
-        return {rank: pid for rank, pid in self._store.dead().items() if rank in awaited}
+        dead = self._store.dead(self._number)
+        return {rank: pid for rank, pid in dead.items() if rank in awaited}
 
     def _leave(self, missing: Sequence[int], text: str) -> None:
         self._own.append(f"{self._call}/left")
