@@ -406,3 +406,25 @@ def fork(queue: MessageQueue) -> int:
     os.close(write)
     assert said == b"WrongProcess", said
     return child
+
+
+def test_a_remote_reader_that_dies_while_a_local_one_is_waited_for() -> None:
+    """The wait until all are ready ends with its death, as that of a local reader ends it."""
+    with remote_writer(1, 1, remote_liveness=LIVENESS) as writer:
+        remote = start_remote_reader(writer, 1)
+        waits = Aside(writer.wait_until_ready, PATIENCE).until_blocked()
+        killed = remote.peer.kill()
+        with refuses(ReaderDied) as caught:
+            waits.result()
+        assert_in_time(BOUND, killed, waits.ended)
+        assert (caught.value.rank, caught.value.pid) == (1, remote.pid)
+
+
+def test_a_wait_for_a_local_reader_shows_the_timeout_that_was_passed() -> None:
+    """Not what was left of it when the remote ones had attached."""
+    with (
+        remote_writer(1, 1) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(1), 1),
+        refuses(TimedOut, match=r"after 0\.25 s waiting for reader 0"),
+    ):
+        writer.wait_until_ready(0.25)

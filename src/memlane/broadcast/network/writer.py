@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from memlane._base.deadline import Deadline
-from memlane._base.diagnosis import blocked, deserted
+from memlane._base.diagnosis import blocked, deserted, failure
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
@@ -45,6 +45,19 @@ RECENT = 0.1  # seconds after a call read readers' frames: these need not wake t
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
 _MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
+
+
+class _Elsewhere:
+    """The `watch` of a wait for the readers on this host: raises if one on another host dies, or
+    a process of `starting`."""
+
+    def __init__(self, writer: NetworkWriter, starting: Starting | None) -> None:
+        self._watches: list[NetworkWriter | Starting] = [writer]
+        self._watches += [] if starting is None else [starting]
+        self.pids = [] if starting is None else starting.pids
+
+    def is_set(self) -> bool:
+        return any(watch.is_set() for watch in self._watches)
 
 
 class NetworkWriter(NetworkEnd):
@@ -415,8 +428,11 @@ class NetworkWriter(NetworkEnd):
                 "not all readers have attached to the queue",
                 starting,
             )
-        if self._local is not None:
-            self._local.native.wait_until_ready(deadline.left(), starting)
+            if (local := self._local) is not None:
+                try:
+                    local.native.wait_until_ready(deadline.left(), _Elsewhere(self, starting))
+                except TimedOut:
+                    raise failure(local.native, "not_ready", 0, timeout) from None
         with self.guard, self.lock:  # now: the thread would do it, but ends with close()
             self._announce_ready()
             self.sending.flush()
