@@ -665,6 +665,22 @@ def a_relay_that_greets_and_does_not_report() -> None:
     end(made)
 
 
+def a_relay_that_has_closed_is_silent_while_its_writer_closes() -> None:
+    """The reader behind it may lack something, and is named; the relay itself lacks nothing."""
+    made, relay, behind = relayed()
+    made.send()
+    made.run(4, drains=True)
+    made.close(relay)
+    made.run(4, drains=True)
+    made.send()
+    made.advance()
+    assert made.peers[relay.rank].life is Life.RELAYING
+    made.delay = 1000.0
+    made.close_writer()
+    made.run(12)
+    assert made.missed == [made.peers[behind.rank]]
+
+
 def a_member_that_only_reconnects_while_its_writer_closes() -> None:
     """Each time before it is found to be gone."""
     made = world(0, 1)

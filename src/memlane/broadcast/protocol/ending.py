@@ -74,14 +74,14 @@ class Ending:
 
     def missed(self) -> list[Peer]:
         """Readers that may be alive, but have not confirmed END or not taken everything; not those
-        that were dead before it ended."""
+        that were dead before it ended, nor a relay that has closed as a reader."""
         owing = self.unfinished()
         return [
             peer
             for peer in self._places.peers
             if peer not in self._dead_before
             and (
-                peer in owing
+                (peer in owing and peer.life is not Life.RELAYING)
                 or (peer.via in owing and peer.life is not Life.CLOSED)
                 or (peer.is_silent and peer.taken < self._outbox.next)
             )

@@ -314,7 +314,7 @@ class Peer:
         self.end_due = due
 
     def fall_silent(self) -> None:
-        self.is_silent = True
+        self.is_silent = self.life is Life.RUNNING  # one that has closed as a reader misses nothing
 
     def release(self, rank: int, now: float) -> None:
         """The application goes on without it."""
