@@ -22,6 +22,7 @@
 #include "core/sync.hpp"
 #include "offload/region_layout.hpp"
 #include "os/clock.hpp"
+#include "os/fork.hpp"
 #include "os/mapping.hpp"
 #include "os/process.hpp"
 #include "os/watch.hpp"
@@ -57,37 +58,19 @@ public:
 
     // Tries once to create or to join the region.
     Entry enter(os::Nanoseconds slice) {
-        os::FileDescriptor found;
         try {
-            found = os::open_existing(path_);
+            found_ = os::OwnFile([&] { return os::open_existing(path_); });
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
             if (error.code().value() == EAGAIN) return wait(Entry::waiting, slice);  // a peer is in `is_open_elsewhere`
             core::throw_unopened(error, path_, "regions", kRemedy);
         }
-        core::check_owner(path_, os::facts_of(found), kRemedy);
-        file_ = std::move(found);
-        lock_ = core::LivenessLock(file_);
-        SYNC_STEP(lock);
-        if (!take_name(slice)) return forget();
-        if (os::facts_of(file_).links == 0) return forget();
-        const std::optional<RegionGeometry> seen = geometry_of_others();
-        if (!seen) {
-            const bool is_foreign = is_anothers();
-            if (!is_foreign) {
-                SYNC_STEP(sweep);
-                os::unlink_if_same(file_, path_);
-            }
+        try {
+            return join(slice);
+        } catch (...) {
             forget();
-            return is_foreign ? wait(Entry::foreign, slice) : Entry::waiting;
+            throw;
         }
-        if (*seen != geometry_) throw_mismatch(*seen);
-        if ((os::facts_of(file_).mode & 07777) != 0600)
-            throw core::SegmentRefused(path_ + " does not have mode 0600, which regions must have");
-        take_place();
-        os::try_lock(file_, os::LockKind::shared, ours_lock());
-        let_name_go();
-        return Entry::joined;
     }
 
     // Whether all the space is there, or the caller has to reserve it, because it created the region or because
@@ -167,6 +150,34 @@ public:
     }
 
 private:
+    // Joins the file that was found, if a region holds it. Until then no forked child has it: an open file without locks is
+    // another's.
+    Entry join(os::Nanoseconds slice) {
+        core::check_owner(path_, os::facts_of(found_.file()), kRemedy);
+        lock_ = core::LivenessLock(found_.file());
+        SYNC_STEP(lock);
+        if (!take_name(slice)) return forget();
+        if (os::facts_of(found_.file()).links == 0) return forget();
+        const std::optional<RegionGeometry> seen = geometry_of_others();
+        if (!seen) {
+            const bool is_foreign = is_anothers();
+            if (!is_foreign) {
+                SYNC_STEP(sweep);
+                os::unlink_if_same(found_.file(), path_);
+            }
+            forget();
+            return is_foreign ? wait(Entry::foreign, slice) : Entry::waiting;
+        }
+        if (*seen != geometry_) throw_mismatch(*seen);
+        if ((os::facts_of(found_.file()).mode & 07777) != 0600)
+            throw core::SegmentRefused(path_ + " does not have mode 0600, which regions must have");
+        take_place();
+        file_ = found_.share();
+        os::try_lock(file_, os::LockKind::shared, ours_lock());
+        let_name_go();
+        return Entry::joined;
+    }
+
     // Takes the locks of a holder and of the builder before the file has a name.
     bool create() {
         file_ = os::create_unnamed(directory_);
@@ -193,9 +204,9 @@ private:
     // in a forked child does not count.
     bool is_anothers() {
         if (lock_.held_by_other(ours_lock())) return false;
-        file_.close();  // then only the lock's description is open here
+        found_.close();  // then only the lock's description is open here
         const bool is_used = os::is_open_elsewhere(lock_.file());
-        file_ = os::reopen(lock_.file());
+        found_ = os::OwnFile([&] { return os::reopen(lock_.file()); });
         return is_used;
     }
 
@@ -208,9 +219,12 @@ private:
 
     // Drops everything, so that the next attempt starts afresh.
     Entry forget() noexcept {
-        lock_.release();
-        if (file_.is_open()) os::notify_watchers(file_);
+        if (lock_.is_open()) {
+            lock_.release();
+            os::notify_watchers(file_.is_open() ? file_ : found_.file());
+        }
         file_.close();
+        found_.close();
         has_place_ = is_builder_ = false;
         return Entry::waiting;
     }
@@ -228,7 +242,7 @@ private:
 
     void let_name_go() {
         lock_.drop(name_lock());
-        os::notify_watchers(file_);
+        os::notify_watchers(lock_.file());
     }
 
     std::optional<RegionGeometry> geometry_of_others() const {
@@ -244,7 +258,7 @@ private:
     // Closing a watch takes milliseconds, so there is one only if there is something to wait for.
     bool take_name(os::Nanoseconds slice) {
         if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
-        const os::FileWatch watch(file_.get());
+        const os::FileWatch watch(lock_.file().get());
         if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
         watch.wait(slice);
         return false;
@@ -304,6 +318,7 @@ private:
     std::string path_;
     RegionGeometry geometry_;
     std::uint64_t generation_ = os::fork_generation().load();
+    os::OwnFile found_;           // until it is joined
     os::FileDescriptor file_;     // mapped; has the kOurs lock only
     core::LivenessLock lock_;     // all other locks
     std::shared_ptr<os::Mapping> mapping_;

@@ -121,6 +121,13 @@ public:
         return ::fstat(file_.get(), &file) == 0 ? file.st_ino == inode_ : errno != EBADF;
     }
 
+    // The file, which children share from now on.
+    FileDescriptor share() {
+        const auto no_fork = ClosedInChildren::all().hold();
+        if (is_here()) ClosedInChildren::all().remove(file_.get(), inode_);
+        return std::move(file_);
+    }
+
     // Unless it is intact, it is closed already, and its number is left alone.
     void close() noexcept {
         if (!file_.is_open()) return;

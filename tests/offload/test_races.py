@@ -299,6 +299,26 @@ def test_somebody_was_stopped_while_joining(caplog: pytest.LogCaptureFixture) ->
     assert not path_of(instance).exists()
 
 
+def test_a_child_that_is_forked_while_a_start_waits_does_not_have_the_file() -> None:
+    """A file that is open without locks is another's: starts would wait until the child ends."""
+    instance = new_id()
+    region = region_of(instance)
+
+    def count_files(_link: Link) -> int:
+        names = os.listdir("/proc/self/fd")
+        files = [os.path.realpath(f"/proc/self/fd/{name}") for name in names]
+        return files.count(str(path_of(instance)))
+
+    before = start(count_files).result()
+    stopped = start(holding_the_name, instance)
+    stopped.hear()
+    joining = Aside(region_of, instance, 1).until_blocked()
+    assert start(count_files).result() == before
+    stopped.kill()
+    joining.result().cleanup()
+    region.cleanup()
+
+
 def test_leaving_a_region_without_a_name(caplog: pytest.LogCaptureFixture) -> None:
     """There is nothing to remove, so a process stopped in the middle is not waited for."""
     region = region_of(new_id(), participants=1)
