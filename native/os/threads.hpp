@@ -21,7 +21,7 @@ namespace memlane::os {
 class Helpers {
 public:
     // Runs a copy of `work` on `count` threads besides the caller's. They block signals, so handlers run in the same
-    // threads as before. If the system has no more threads, fewer are started; `missing()` says how many fewer.
+    // threads as before. If the system has no more threads, or no memory for them, fewer are started; `missing()` says how many fewer.
     template <class Work>
     Helpers(unsigned count, const Work& work) : owner_(::getpid()) {
         if (count == 0) return;
@@ -29,7 +29,7 @@ public:
         const SignalsBlocked blocked;
         try {
             for (unsigned i = 0; i < count; ++i) threads_.emplace_back(work);
-        } catch (const std::system_error&) {  // the threads that run do the work, or the caller alone
+        } catch (const std::exception&) {  // no thread, or no memory for one: those that run do the work, or the caller alone
         }
         missing_ = count - static_cast<unsigned>(threads_.size());
     }

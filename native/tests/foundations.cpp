@@ -1,7 +1,9 @@
 // The kernel guarantees that everything else relies on, tested between real processes: locks are dropped when their
 // process ends, and only then, and a file works without its name.
+#include <atomic>
 #include <csignal>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "os/futex.hpp"
 #include "os/mapping.hpp"
 #include "os/process.hpp"
+#include "os/threads.hpp"
 
 using namespace memlane;
 using testing::exit_code;
@@ -229,6 +232,26 @@ void copies_together_are_whole() {
     }
 }
 
+// Copies of it cost memory, of which there is none after so many.
+struct Scarce {
+    std::atomic<int>& left;
+    std::atomic<int>& ran;
+    Scarce(std::atomic<int>& most, std::atomic<int>& count) : left(most), ran(count) {}
+    Scarce(const Scarce& other) : left(other.left), ran(other.ran) {
+        if (left.fetch_sub(1) <= 0) throw std::bad_alloc();
+    }
+    Scarce(Scarce&&) = default;
+    void operator()() const { ran.fetch_add(1); }
+};
+
+void helpers_are_fewer_without_memory() {
+    std::atomic<int> left{2}, ran{0};
+    os::Helpers helpers(4, Scarce(left, ran));
+    CHECK(helpers.started() == 2 && helpers.missing() == 2);
+    helpers.join();
+    CHECK(ran == 2);
+}
+
 }  // namespace
 
 int main() {
@@ -243,5 +266,6 @@ int main() {
     futex_wakes_across_mappings();
     process_facts_name_this_process();
     copies_together_are_whole();
-    std::puts("foundations: 11 proofs hold");
+    helpers_are_fewer_without_memory();
+    std::puts("foundations: 12 proofs hold");
 }
