@@ -415,16 +415,11 @@ class RingReader:
         opening: int,
         origin: tuple[int, str] | None,
     ) -> None: ...
-    def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object:
+    def __getitem__(
+        self, how: tuple[float | None, object | None] | tuple[float | None, object | None, bool], /
+    ) -> Any:
         """
-        The next object by (timeout, cancel, lend); with `lend`, large arrays stay in their extent.
-        """
-
-    def receive_view(
-        self, timeout: float | None, cancel: object | None
-    ) -> tuple[object, ViewLease | None]:
-        """
-        The next object with its arrays in place, and the lease that they keep (or None).
+        The next object by (timeout, cancel, lend); by (timeout, cancel), in place, with its lease.
         """
 
     def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock:

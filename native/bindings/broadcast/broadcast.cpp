@@ -134,12 +134,14 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, opening: int, "
                      "origin: tuple[int, str] | None) -> None"))
         // No call, after which a signal handler could raise: what was taken would be lost.
-        .def("__getitem__", [](RingReader& reader, const nb::tuple& how) { return reader.receive(how[0], how[1], how[2]); },
-             nb::sig("def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object"),
-             "The next object by (timeout, cancel, lend); with `lend`, large arrays stay in their extent.")
-        .def("receive_view", &RingReader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
-             nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
-             "The next object with its arrays in place, and the lease that they keep (or None).")
+        .def("__getitem__",
+             [](RingReader& reader, const nb::tuple& how) -> nb::object {
+                 if (how.size() == 2) return reader.receive_view(how[0], how[1]);
+                 return reader.receive(how[0], how[1], how[2]);
+             },
+             nb::sig("def __getitem__(self, how: tuple[float | None, object | None] | tuple[float | None, object | None, bool], /) "
+                     "-> Any"),
+             "The next object by (timeout, cancel, lend); by (timeout, cancel), in place, with its lease.")
         .def("read_block", &RingReader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
              "A block on the next chunk, not decoded.")

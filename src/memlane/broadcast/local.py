@@ -374,11 +374,11 @@ class LocalReader(LocalEnd[RingReader]):
 
 
 class ViewSource(Protocol):
-    """A reader's end. It returns None in place of a lease if the object is a private copy."""
+    """A reader's end."""
 
-    def receive_view(
-        self, timeout: float | None, cancel: threading.Event | None
-    ) -> tuple[Any, ViewLease | None]: ...
+    def __getitem__(self, how: tuple[float | None, threading.Event | None], /) -> Any:
+        """Returns the next object by (timeout, cancel), and its lease; None in place of that if the
+        object is a private copy. In no call of C: after one, a signal handler could raise."""
 
 
 class ViewBlock:
@@ -401,7 +401,7 @@ class ViewBlock:
         self._lease: ViewLease | None = None
 
     def __enter__(self) -> Any:
-        self._value, self._lease = self._reader.receive_view(*self._wait)
+        self._value, self._lease = self._reader[self._wait]
         return self._value
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -13,6 +13,7 @@ from memlane._base.naming import names_of
 from memlane._native import RingGeometry
 from memlane._net.contexts import need_curve
 from memlane._net.tcp import Connection
+from memlane.broadcast.local import ViewBlock
 from memlane.broadcast.network.ahead import Ahead
 from memlane.broadcast.network.awaited import AwaitedMessage
 from memlane.broadcast.network.driver import NetworkEnd, WakeUp, timed_out
@@ -161,12 +162,14 @@ class NetworkReader(NetworkEnd):
             awaited.end_interrupted_call()
             raise
 
-    @contextmanager
     def view(
-        self, _owner: object, timeout: float | None, cancel: threading.Event | None
-    ) -> Iterator[Any]:
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[Any]:
+        return ViewBlock(owner, self, timeout, cancel)
+
+    def __getitem__(self, how: tuple[float | None, threading.Event | None]) -> Any:
         """Messages from the network are private memory, so there is no lease to end."""
-        yield self.receive(timeout, cancel)
+        return self.receive(how[0], how[1]), None
 
     def block(
         self, _owner: object, _timeout: float | None, _cancel: threading.Event | None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from memlane._native import RingReader, ViewLease
+    from memlane._native import RingReader
     from memlane.broadcast.handle import RingAddress
     from memlane.broadcast.local import ReaderEnd
     from memlane.broadcast.options import NetworkAddress
@@ -253,15 +253,14 @@ class SharedReader(LocalReader):
                 alone = self._after_ring(error)
         return alone.ahead.receive_by(deadline, cancel)
 
-    def receive_view(
-        self, timeout: float | None, cancel: threading.Event | None
-    ) -> tuple[Any, ViewLease | None]:
+    def __getitem__(self, how: tuple[float | None, threading.Event | None]) -> Any:
         """Does as `RingReader`; messages from the network are private and need no lease."""
+        timeout, cancel = how
         deadline = NEVER if timeout is None else Deadline(timeout)
         alone = self._alone
         if alone is None:
             try:
-                return self.native.receive_view(timeout, self._until_parted(cancel))
+                return self.native[timeout, self._until_parted(cancel)]
             except (Cancelled, WriterDied) as error:
                 alone = self._after_ring(error)
         return alone.ahead.receive_by(deadline, cancel), None
