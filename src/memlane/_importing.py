@@ -10,6 +10,10 @@ import sys
 
 from memlane._locks import Lock
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 fork_waits = Lock()
 
 
@@ -34,7 +38,7 @@ def _wait() -> None:
 def _sleep(taken: list[bool]) -> None:
     """Does not hold the lock of logging meanwhile, which imports may need: its own hook has taken
     it before, if logging was imported after memlane."""
-    lock = getattr(sys.modules.get("logging"), "_lock", None)
+    lock: Any = getattr(sys.modules.get("logging"), "_lock", None)
     held = lock._release_save() if lock is not None and lock._is_owned() else None
     try:
         taken.extend(filter(fork_waits.acquire, (True,)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import select
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import Any
 
 from memlane._base import processes
 from memlane._base.deadline import Deadline
+from memlane._base.descriptors import is_readable_within
 from memlane._base.diagnosis import INTERVAL_SETTINGS
 from memlane.broadcast.queue import MessageQueue
 from memlane.errors import InvalidArgument, TimedOut
@@ -102,7 +102,7 @@ def kill(pid: int, timeout: float | None = 10.0) -> None:
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        if not select.select([descriptor], [], [], deadline.timeout_left())[0]:
+        if not is_readable_within(descriptor, deadline.timeout_left()):
             raise TimedOut(f"process {pid} did not end within {timeout} s of signal 9", timeout)
     finally:
         os.close(descriptor)
@@ -123,7 +123,7 @@ def stopped(pid: int) -> Iterator[None]:
         signal.pidfd_send_signal(descriptor, signal.SIGSTOP)
         # Only its parent, perhaps multiprocessing's fork server, is told that it has stopped.
         while not processes.is_stopped(pid):
-            if select.select([descriptor], [], [], 0.001)[0]:
+            if is_readable_within(descriptor, 0.001):
                 raise _ended(pid)
         yield
     finally:

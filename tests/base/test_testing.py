@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 import uuid
 
@@ -9,6 +10,7 @@ import pytest
 
 from memlane import MessageQueue, ReaderDied, SharedOffloadRegion, ShmRingBuffer, testing
 from memlane._base import processes
+from memlane._base.descriptors import is_readable_within
 from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.support.queues import SHM, name_in, path_of, refuses, start_reader, start_writer, sweep
 
@@ -252,3 +254,27 @@ def test_segments_of_other_processes_are_listed() -> None:
     assert (name, False, (writer.pid,)) in all_facts()
     writer.peer.kill()
     assert name not in [segment.name for segment in testing.segments()]
+
+
+def with_many_files(_link: Link, child: int) -> bool:
+    """Role: in a process whose next descriptors have numbers above 1023."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 2000), limit))
+    while os.open(os.devnull, os.O_RDONLY) < 1100:
+        pass
+    with testing.stopped(child):
+        pass
+    testing.kill(child)
+    return is_readable_within(os.eventfd(1), 0)
+
+
+def test_a_process_with_more_files_than_select_knows_can_stop_and_kill() -> None:
+    peer = start(idle)
+    peer.hear()
+    assert start(with_many_files, peer.pid).result()
+    assert peer.join() == -signal.SIGKILL
+
+
+def idle(link: Link) -> None:
+    link.tell()
+    link.hear()

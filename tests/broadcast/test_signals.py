@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 
 from memlane import Closed, CorruptMessage, MessageQueue
-from tests.support import Alarm, Aside, Link, alarm_after, alarms, start, until_asleep
+from memlane.broadcast.starting import Starting
+from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, alarms, start, until_asleep
 from tests.support.gathers import gather_of
 from tests.support.queues import drain, file_of, fill, queue_of, refuses, ring_in
+from tests.support.remote_queues import remote_queue
 
 
 class Interrupted(Exception):
@@ -301,3 +304,57 @@ def test_a_reader_loses_nothing_to_a_handler(ends: Callable[..., Any]) -> None:
                     is_armed = False
                     raised += 1
             assert message[0] == number
+
+
+# From CPython 3.14 on, a handler also runs between `__enter__` and the block.
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the block may not begin")
+@pytest.mark.soak(seconds=60 + 4 * SECONDS)
+@pytest.mark.parametrize("ends", [queue_of, remote_queue], ids=["local", "remote"])
+def test_a_view_that_was_taken_is_in_its_block_before_a_handler_can_raise(
+    ends: Callable[..., Any],
+) -> None:
+    is_armed = False
+
+    def handler() -> None:
+        if is_armed:
+            raise Interrupted
+
+    with ends() as (writer, (reader,)), alarms(handler, every=0.0003):
+        end = time.monotonic() + SECONDS
+        raised = 0
+        for number in itertools.count():
+            if time.monotonic() > end and raised > 20:
+                break
+            writer.enqueue((number, np.zeros(2000)) if number % 2 else (number, b""))
+            message = None
+            while message is None:
+                try:
+                    is_armed = True
+                    with reader.dequeue_view(PATIENCE) as message:
+                        is_armed = False
+                except Interrupted:
+                    is_armed = False
+                    raised += 1
+            assert message[0] == number
+
+
+def test_a_handler_that_raises_before_the_wait_for_processes_leaves_no_descriptor() -> None:
+    """At whatever moment of its beginning."""
+    is_armed, raised = False, 0
+
+    def handler() -> None:
+        if is_armed:
+            raise Interrupted
+
+    with alarms(handler, every=0.0003):
+        before = len(os.listdir("/proc/self/fd"))
+        while raised < 300:
+            starting = Starting(set, [os.getpid()])
+            try:
+                is_armed = True
+                with starting:
+                    is_armed = False
+            except Interrupted:
+                is_armed = False
+                raised += 1
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from memlane.errors import system_fault
 
 _LAST_STREAM = 2
+_LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds
 
 
 def duplicate(descriptor: int) -> int:
@@ -28,6 +34,33 @@ def beyond_standard_streams(descriptor: int) -> int:
         return duplicate(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_into(opened: list[int], open_one: Callable[[int], int], argument: int) -> int:
+    """Returns a descriptor that is in `opened` before a signal handler can raise."""
+    opened.extend(map(open_one, (argument,)))
+    if opened[-1] <= _LAST_STREAM:
+        opened.extend(map(duplicate, opened[-1:]))  # the other is closed with it
+    return opened[-1]
+
+
+def closing(opened: list[int]) -> Callable[[], None]:
+    """Returns a function that closes each once, in C, where no signal handler can come between."""
+    return partial(deque[None](maxlen=0).extend, map(os.close, opened))
+
+
+def is_readable_within(descriptor: int, seconds: float | None) -> bool:
+    """Whether it is within so many seconds (None: for ever). select.select() takes numbers below
+    1024 only."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    end = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = _LONGEST_POLL if end is None else max(0.0, end - time.monotonic())
+        if poller.poll(1000 * min(left, _LONGEST_POLL)):
+            return True
+        if left == 0:
+            return False
 
 
 def new_event() -> int:

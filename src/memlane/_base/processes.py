@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import select
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from io import FileIO
 from typing import Literal
+
+from memlane._base.descriptors import closing, is_readable_within, open_into
 
 State = Literal["running", "stopped", "dead", "unknown"]
 
@@ -372,15 +373,13 @@ def waits_for_its_end(pid: int, seconds: float) -> bool:
 
     False at once where pidfd_open is refused.
     """
+    opened: list[int] = []
+    close = closing(opened)
     try:
-        descriptor = os.pidfd_open(pid)
+        return is_readable_within(open_into(opened, os.pidfd_open, pid), seconds)
     except ProcessLookupError:
         return True
     except OSError:
         return False
-    try:
-        poller = select.poll()  # select() knows the first 1024 descriptors only
-        poller.register(descriptor, select.POLLIN)
-        return bool(poller.poll(1000 * seconds))
     finally:
-        os.close(descriptor)
+        close()

@@ -6,11 +6,11 @@ import errno
 import os
 import select
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import integer_from
-from memlane._base.descriptors import beyond_standard_streams
+from memlane._base.descriptors import closing, open_into
 from memlane._base.processes import status
 from memlane.errors import InvalidArgument, InvalidType, ReaderDied, system_fault
 
@@ -37,26 +37,28 @@ class Starting:
         if isinstance(processes, Mapping):  # its keys, perhaps ranks, could be taken for pids
             raise InvalidType("processes must be a sequence: pass the values() of the mapping")
         self._processes = {_pid_of(process): process for process in processes}
-        self._stack = ExitStack()
+        self._opened: list[int] = []
+        self._close = closing(self._opened)
         self._pollers = [select.poll()]
         self._watched: dict[int, int] = {}  # pids by descriptor
         self._looked_at: dict[int, int] = {}  # start times by pid, of those without one
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
+        try:
             for pid in self._processes:
-                descriptor = _opened(pid)
+                descriptor = self._open(pid)
                 if descriptor is None:
                     self._look_at(pid)
                     continue
-                stack.callback(os.close, descriptor)
                 self._pollers[0].register(descriptor, select.POLLIN)
                 self._watched[descriptor] = pid
-            self._stack = stack.pop_all()
-        return self
+            return self  # after no call, so that no signal handler comes between
+        except BaseException:
+            self._close()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._close()
 
     @property
     def pids(self) -> list[int]:
@@ -82,6 +84,20 @@ class Starting:
             self._ended(pid)
             del self._looked_at[pid]
         return False
+
+    def _open(self, pid: int) -> int | None:
+        """Opens a descriptor that is readable once the process has ended.
+
+        Returns:
+            None if the process is gone already, or if this system refuses pidfd_open.
+        """
+        try:
+            return open_into(self._opened, os.pidfd_open, pid)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.ENOSYS, errno.EPERM):
+                return None
+            why = error.errno or errno.EINVAL
+            raise system_fault(why, f"cannot watch process {pid}") from None
 
     def _look_at(self, pid: int) -> None:
         state, started = status(pid)
@@ -116,17 +132,3 @@ def _pid_of(process: Any) -> int:
         raise InvalidType(
             f"processes must be objects with a pid, or pids, not {type(process).__name__}"
         ) from None
-
-
-def _opened(pid: int) -> int | None:
-    """Opens a descriptor that is readable once the process has ended.
-
-    Returns:
-        None if the process is gone already, or if this system refuses pidfd_open.
-    """
-    try:
-        return beyond_standard_streams(os.pidfd_open(pid))
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.ENOSYS, errno.EPERM):
-            return None
-        raise system_fault(error.errno or errno.EINVAL, f"cannot watch process {pid}") from None

@@ -20,7 +20,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from memlane._base.blame import blocked, listed
-from memlane._base.descriptors import new_event
+from memlane._base.descriptors import is_readable_within, new_event
 from memlane.cli.ls import as_json
 from memlane.cli.writing import json_text, title
 from memlane.errors import MemlaneError, system_fault
@@ -375,7 +375,7 @@ def _pidfd_of(pid: int) -> int:
 
 def _end_with(server: Server, process: int) -> None:
     """Ends the server when the process of that pidfd has ended."""
-    select.select([process], [], [])
+    is_readable_within(process, None)
     os.close(process)
     server.shutdown()
 

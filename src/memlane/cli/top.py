@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import termios
 import time
@@ -15,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from memlane._base.descriptors import is_readable_within
 from memlane.cli import writing
 from memlane.cli.ls import shm_line
 from memlane.cli.rates import Rates, messages
@@ -158,7 +158,7 @@ def run(interval: float) -> None:
     with _keys() as file, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(view.draw(console.width), refresh=True)
-            if not select.select([file], [], [], view.interval)[0]:
+            if not is_readable_within(file, view.interval):
                 continue
             keys = os.read(file, 64).decode(errors="replace")
             if not keys or any(view.press(key) for key in keys):

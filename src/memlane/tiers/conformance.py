@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from memlane._base import descriptors
 from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
 from memlane.tiers.tier import Done, Ticket, Tier, has_epochs
 
@@ -76,7 +77,7 @@ def drain(tier: Tier) -> None:
 
 def is_readable(tier: Tier, seconds: float) -> bool:
     """Whether its descriptor is, by then."""
-    return bool(select.select([tier.fileno()], [], [], seconds)[0])
+    return descriptors.is_readable_within(tier.fileno(), seconds)
 
 
 class TierConformance:
