@@ -7,18 +7,24 @@ import json
 import mmap
 import os
 import shutil
+import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from memlane import MessageQueue
 from memlane._base import processes
+from memlane.cli import users
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import Geometry
 from memlane.inspect.segment import open_to_read
-from tests.support import Link, Peer, run_memlane, start
+from tests.support import PATIENCE, Link, Peer, run_memlane, start, until
+from tests.support.queues import name_in
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("commands")]
 
@@ -156,3 +162,123 @@ def test_a_name_takes_no_more_calls_the_longer_the_chain_of_processes_is() -> No
         finally:
             sys.setrecursionlimit(limit)
         chain.stdin.close()
+
+
+# Root's view of other users -----------------------------------------------------------------------
+
+
+def block(link: Link) -> None:
+    """Role: another user's process that waits in a full queue for a reader that is its own."""
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as a process that it has started
+    queue = MessageQueue(1, 1, None, 64, 2, name="others")
+    ends = [queue, MessageQueue.create_from_handle(queue.handle, 0)]
+    link.tell(name_in(queue.handle))
+    while True:
+        ends[0].enqueue(0)
+
+
+@pytest.fixture
+def blocked() -> Iterator[tuple[Peer, str]]:
+    """Such a process, and the name of its queue."""
+    peer = start(block)
+    name = peer.hear()
+    until(lambda: stuck_of_all() != [], "it is full")
+    yield peer, name
+    peer.kill()
+    (SHM / name).unlink(missing_ok=True)
+
+
+def stuck_of_all() -> list[dict[str, Any]]:
+    done = run_memlane("stuck", "--all", "--after", "0", "--no-stacks", "--json")
+    (theirs,) = [each for each in json.loads(done.stdout)["users"] if each["uid"] == NOBODY]
+    assert theirs["problem"] is None
+    return list(theirs["stuck"])
+
+
+def test_root_sees_another_users_queue_where_it_asks_for_it(blocked: tuple[Peer, str]) -> None:
+    peer, name = blocked
+    (wait,) = stuck_of_all()
+    assert (wait["label"], wait["waiter"]["pid"]) == ("others", peer.pid)
+    assert name not in str(found("ls"))
+    shown = run_memlane("ls", "--all").stdout
+    assert f"({NOBODY}):" in shown
+    assert "others  queue" in shown
+    assert "n reader 1" in run_memlane("show", "--all", "others").stdout
+    done = run_memlane("show", "--all", "nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_pid_that_another_user_wrote_into_a_slot_is_not_believed(
+    blocked: tuple[Peer, str],
+) -> None:
+    """Else root would blame any process, and pause it, because that user wants it."""
+    peer, name = blocked
+    theirs, ours = (
+        struct.pack("<QQ", pid, processes.start_ticks(pid)) for pid in (peer.pid, os.getpid())
+    )
+    data = (SHM / name).read_bytes()
+    with (SHM / name).open("r+b") as file:
+        file.seek(data.rindex(theirs))
+        file.write(ours)
+    (wait,) = stuck_of_all()
+    assert [(who["pid"], who["state"], who["name"]) for who in wait["awaited"]] == [
+        (os.getpid(), "unknown", "")
+    ]
+
+
+def answer_to(command: Callable[[], int], seconds: float = PATIENCE) -> users.Answer:
+    """What it answers as another user."""
+    ((_, answer),) = users.answers_as([users.User(NOBODY, NOBODY)], command, seconds)
+    return answer
+
+
+def is_stopped() -> int:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 0
+
+
+def is_killed() -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def recurses() -> int:
+    return recurses()
+
+
+def test_a_user_who_stops_or_kills_or_confuses_the_look_hides_only_itself() -> None:
+    assert answer_to(is_stopped, 0.1) == users.Answer(4, problem="no answer within 0.1 s")
+    assert "without an answer" in answer_to(is_killed).problem
+    assert "RecursionError" in answer_to(recurses).problem
+
+
+def shows_itself() -> int:
+    rights = Path("/proc/self/status").read_text()
+    print(os.getresuid(), os.getresgid(), os.getgroups(), os.stat("/proc/self/fd").st_uid)
+    print(*(line for line in rights.splitlines() if line.startswith("CapEff")))
+    print(sorted(os.readlink(f"/proc/self/fd/{n}").split(":")[0] for n in range(4)))
+    with pytest.raises(OSError, match="/dev/tty"):
+        os.open("/dev/tty", os.O_RDONLY)
+    with pytest.raises(PermissionError):
+        os.setuid(0)
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_who_looks_as_another_user_has_nothing_of_roots() -> None:
+    """Neither files nor a terminal nor rights; and that user cannot trace it."""
+    answer = answer_to(shows_itself)
+    three = (NOBODY, NOBODY, NOBODY)
+    assert answer.text.splitlines() == [
+        f"{three} {three} [] 0",
+        "CapEff:\t0000000000000000",
+        "['/dev/null', '/dev/null', '/dev/null', 'pipe']",
+    ]
+    assert answer.code == 5  # those, and that of the folder
+
+
+def test_all_is_for_one_look() -> None:
+    done = run_memlane("stuck", "--all", "--watch", "1")
+    assert (done.returncode, done.stdout) == (2, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,6 +29,7 @@ app = typer.Typer(
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+OfAll = Annotated[bool, typer.Option("--all", help="Of all users, one after the other; for root.")]
 
 
 def fail(text: str, code: int = 2) -> typer.Exit:
@@ -79,16 +80,20 @@ def _options(
 
 
 @app.command("ls")
-def list_segments(json: AsJson = False) -> None:
+def list_segments(everyone: OfAll = False, json: AsJson = False) -> None:
     """List the segments of this user: one row each."""
     from memlane.cli.rates import Rates
 
-    with _in_a_line():
+    def look() -> int:
         rates = Rates()
         rates.first()
-        from memlane.cli import ls
+        from memlane.cli import ls  # only then, see Rates
 
-        ls.run(rates, json)
+        ls.run(rates, json, shows_space=not everyone)
+        return 0
+
+    with _in_a_line():
+        raise typer.Exit(_of_all(look, json) if everyone else look())
 
 
 @app.command("show")
@@ -96,13 +101,18 @@ def show_one(
     what: Annotated[
         str, typer.Argument(metavar="NAME|PID", help="A segment, or a process that has some.")
     ],
+    everyone: OfAll = False,
     json: AsJson = False,
 ) -> None:
     """Show one segment, or those of a process: a row for each participant."""
     from memlane.cli import show
 
-    with _in_a_line():
+    def look() -> int:
         show.run(what, json)
+        return 0
+
+    with _in_a_line():
+        raise typer.Exit(_of_all(look, json) if everyone else look())
 
 
 @app.command("top")
@@ -166,6 +176,7 @@ def who_is_stuck(
             help="CHUNK_BYTES,READERS,CHUNKS of an engine's own rings, if the guess fails."
         ),
     ] = None,
+    everyone: OfAll = False,
     json: AsJson = False,
 ) -> None:
     """Name who waits, for whom, and what that process does. Exit code 1 if somebody is stuck."""
@@ -174,6 +185,8 @@ def who_is_stuck(
 
     if run is not None and watch is None:
         raise fail("--run needs --watch")
+    if everyone and (watch is not None or pid is not None):
+        raise fail("--all looks once, at all processes")
     if pid is not None:
         _check_pid(pid)
     if watch is not None:
@@ -187,9 +200,19 @@ def who_is_stuck(
             json,
             native,
         )
+        if everyone:
+            raise typer.Exit(_of_all(lambda: stuck.look(asked), json, 4 * after))
         if watch is None:
             raise typer.Exit(stuck.look(asked))
         stuck.watch(asked, watch, run)
+
+
+def _of_all(look: Callable[[], int], as_json: bool, more_seconds: float = 0.0) -> int:
+    from memlane.cli import users
+
+    if os.geteuid() != 0:
+        raise fail("--all is for root: another user's segments cannot be read")
+    return users.print_all(look, as_json, more_seconds)
 
 
 def _check_pid(pid: int) -> None:
@@ -199,7 +222,7 @@ def _check_pid(pid: int) -> None:
         raise fail(f"there is no process {pid}") from None
     if owner != os.geteuid():  # also for root, which would be told that nobody is stuck
         raise fail(
-            f"process {pid} is of user {owner}: run this as that user, whose segments it sees"
+            f"process {pid} is of user {owner}: run this as that user, or `stuck --all` as root"
         )
 
 

@@ -101,7 +101,7 @@ def as_json(segment: Segment, per_second: float | None) -> dict[str, Any]:
     return made
 
 
-def run(rates: Rates, as_json_text: bool) -> None:
+def run(rates: Rates, as_json_text: bool, shows_space: bool = True) -> None:
     """`rates` has had its first look."""
     rates.rest(_APART)
     seen = segments()
@@ -117,4 +117,5 @@ def run(rates: Rates, as_json_text: bool) -> None:
         console.print(writing.table(COLUMNS, rows, console.width))
     else:
         console.print("no segments of this user")
-    console.print(shm_line())
+    if shows_space:
+        console.print(shm_line())

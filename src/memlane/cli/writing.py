@@ -24,22 +24,30 @@ from memlane._base.lifetime import undone_by
 from memlane._base.printable import printable
 from memlane.inspect.segment import Participant, Segment
 
-_PIPED_WIDTH = 200  # a pipe has no width: lines are then not broken
+_piped_width = 200  # a pipe has no width: lines are then not broken
 _LEAST = 10  # a name is not shortened to less
 _HASH = 10  # characters of a generated name that are shown where space is short
+
+
+def print_to_width(columns: int) -> None:
+    """From now on a pipe has that width: what is written there is for a terminal."""
+    global _piped_width
+    _piped_width = columns
 
 
 def console() -> Console:
     """Standard output; plain text without colours if it is piped."""
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False, emoji=False)
-    plain: dict[str, Any] = {"color_system": None, "width": _PIPED_WIDTH}
+    plain: dict[str, Any] = {"color_system": None, "width": _piped_width}
     return Console(highlight=False, markup=False, emoji=False, **plain)
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
     """Each on one line; on a terminal that is narrower, broken between words and indented."""
-    texts: Iterable[str] = map(printable, lines)
+    texts: Iterable[str] = list(map(printable, lines))
+    if not texts:
+        return
     if console.is_terminal:
         texts = (part for text in texts for part in _broken(text, console.width))
     console.print("\n".join(texts), soft_wrap=True)

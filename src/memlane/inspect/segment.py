@@ -27,6 +27,7 @@ _PLACE = os.O_PATH | os.O_CLOEXEC
 _PREFIX = "memlane-"
 _REGION_PREFIX = "vllm_offload_"
 _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
+_is_doubting = False  # see doubt_slots
 _SEARCHED_SINCE = 60.0  # seconds after which each look at a file knows who holds it
 
 Kind = Literal["queue", "ring", "store", "region", "tier", "unknown"]
@@ -240,6 +241,13 @@ class Known:
                 del known[inode]
 
 
+def doubt_slots() -> None:
+    """From now on this process believes a slot's pid only of a process that holds the file: what it
+    looks at is another user's, who may have written any number there."""
+    global _is_doubting
+    _is_doubting = True
+
+
 def segments() -> list[Segment]:
     """All of this user's segments, sorted by name.
 
@@ -419,6 +427,15 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         what = {"kind": "unknown", "problem": f"damaged, or cut meanwhile: {error!r}"}
     if what is None:
         return None
+    if _is_doubting:
+        what["participants"] = tuple(
+            replace(who, state="unknown")
+            if who.state in ("running", "stopped")
+            and not who.is_remote
+            and who.pid not in found.pids | found.keepers
+            else who
+            for who in what.get("participants", ())
+        )
     is_left = found.is_named and not is_held
     return Segment(
         name=name,
