@@ -14,6 +14,8 @@
  * load (that 2^32 increments come in between is ruled out). The word `membership` is waited for in the same loop and
  * is always woken; it is not here.
  *
+ * BURSTS: the writer publishes several messages before it looks who sleeps: at the end of a burst, and before it waits.
+ *
  * Proven, for CAPACITY chunks and READERS readers:
  *   nobody_left_asleep   when nothing can move any more, nobody sleeps whose condition holds
  *   (LIVENESS) every_sleeper_is_woken, under weak fairness, also while everything goes on
@@ -305,20 +307,43 @@ inline wait_until(who, word) {
 
 proctype writer() {
     byte ready, parked;
-    bit any;
+    bit any, is_due;
     do
-    :: wait_until(WRITER, WORD_CONSUMED);
+    ::
+#if defined(BURSTS) && !defined(BURST_WAITS_BEFORE_WAKING)
+       if
+       :: is_due ->
+          is_free();
+          if
+          :: !ready -> wake_parked(WRITER, WORD_PUBLISHED, READER(0), READER(READERS - 1)); is_due = 0
+          :: else
+          fi;
+          ready = 0
+       :: else
+       fi;
+#endif
+       wait_until(WRITER, WORD_CONSUMED);
        position[WRITER] = (position[WRITER] + 1) % POSITIONS;
 #ifdef WOKEN_BEFORE_PUBLISHED
        wake_parked(WRITER, WORD_PUBLISHED, READER(0), READER(READERS - 1));
        store_release(WRITER, PUBLISHED, position[WRITER])
 #else
        store_release(WRITER, PUBLISHED, position[WRITER]);     /* SYNC publish.store */
+#ifdef BURSTS
+       if
+       :: is_due = 1                                /* the burst goes on */
+       :: is_due = 0;
+#ifndef BURST_ENDS_WITHOUT_WAKING
+          wake_parked(WRITER, WORD_PUBLISHED, READER(0), READER(READERS - 1))
+#endif
+       fi
+#else
        wake_parked(WRITER, WORD_PUBLISHED, READER(0), READER(READERS - 1))
 #endif
-    :: break                                        /* it has nothing more to say */
+#endif
+    :: !is_due -> break                             /* it has nothing more to say */
 #ifdef CLOSES
-    :: store_release(WRITER, STATE(0), CLOSED);     /* SYNC leave.store */
+    :: !is_due -> store_release(WRITER, STATE(0), CLOSED);     /* SYNC leave.store */
 #ifndef CLOSED_WITHOUT_WAKING
        wake_always(WRITER, WORD_PUBLISHED);
 #endif

@@ -66,6 +66,8 @@ public:
         return std::nullopt;
     }
 
+    void turn_to(std::size_t at) noexcept { turn_ = at; }
+
 private:
     static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
 

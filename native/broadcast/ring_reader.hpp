@@ -150,6 +150,43 @@ public:
         RingReader* end_;
     };
 
+    // Messages that are taken together, not of the latest. None counts as read before finish(); if it is dropped before, the
+    // first of them is the next message again.
+    class Batch {
+    public:
+        explicit Batch(RingReader& end) noexcept : end_(end) {}
+        Batch(const Batch&) = delete;
+        Batch& operator=(const Batch&) = delete;
+        ~Batch() { rewind(); }
+
+        // The message behind those that were added, if it is there.
+        std::optional<Sample> next() noexcept {
+            const bool is_next = end_.ahead_ < end_.ring_.geometry().max_chunks && !end_.is_stopping() && !end_.holds_next() &&
+                                 end_.is_published();
+            return is_next ? std::optional(Sample(end_)) : std::nullopt;
+        }
+        void add(Sample& sample, std::uint64_t length) noexcept {
+            sample.end_ = nullptr;
+            bytes_ += length;
+            ++end_.ahead_;
+            ++end_.position_;
+        }
+        std::uint64_t bytes() const noexcept { return bytes_; }
+
+        // Gives their chunks back, and wakes the writer once.
+        void finish() noexcept { end_.finish_next(rewind(), std::exchange(bytes_, 0)); }
+
+    private:
+        // Returns how many there were.
+        std::uint64_t rewind() noexcept {
+            end_.position_ -= end_.ahead_;
+            return std::exchange(end_.ahead_, 0);
+        }
+
+        RingReader& end_;
+        std::uint64_t bytes_ = 0;
+    };
+
     // Takes the next chunk if it is published.
     core::Taken<Sample> begin_nowait() {
         if (is_stopping()) return {core::Status::closed};
@@ -184,8 +221,9 @@ public:
         return {core::Status::timed_out};
     }
 
+    std::uint64_t position() const noexcept { return position_ - ahead_; }
     // How many messages it has taken, and how many it will not get, because later ones came first.
-    std::uint64_t messages() const noexcept { return RingEnd::messages() - skipped_; }
+    std::uint64_t messages() const noexcept { return RingEnd::messages() - ahead_ - skipped_; }
     std::uint64_t skipped() const noexcept { return skipped_; }
 
     // For a thread that watches. A message that cannot be taken because this reader keeps its chunk counts as ready.
@@ -220,7 +258,8 @@ public:
         held_.erase(at);
         count_views();
         if (!latest_) {  // the message may be the next one still, or be kept once more
-            if (held.position != position_ && !is_held(held.chunk)) give_back(held.chunk);
+            const bool is_over = static_cast<std::int64_t>(held.position - position()) < 0;
+            if (is_over && !is_held(held.chunk)) give_back(held.chunk);
             return;
         }
         SYNC_STORE(drop);
@@ -352,6 +391,23 @@ private:
         core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1}, [&] { return is_read_by_all(chunk); });
     }
 
+    // The same for the next `count` messages, of so many bytes.
+    void finish_next(std::uint64_t count, std::uint64_t bytes) noexcept {
+        const std::uint64_t first = position_;
+        for (std::uint64_t i = 0; i < count; ++i) {
+            const std::uint64_t at = chunk();
+            advance(i == 0 ? bytes : 0);
+            if (is_held(at)) continue;
+            SYNC_STORE(consume);
+            core::store_release<std::uint8_t>(ring_.consumed_by(at, reader_), 1);
+        }
+        core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1}, [&] {
+            for (std::uint64_t i = 0; i < count; ++i)
+                if (is_read_by_all(ring_.chunk_at(first + i))) return true;
+            return false;
+        });
+    }
+
     // Readers that have left are not waited for. The writer must detect a dead reader itself.
     bool is_read_by_all(std::uint64_t chunk) const noexcept {
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
@@ -395,6 +451,7 @@ private:
     std::size_t reader_;
     std::optional<LatestReader> latest_;  // in a ring of that kind
     std::uint64_t skipped_ = 0;           // messages of such a ring
+    std::uint64_t ahead_ = 0;             // messages of a batch: `position_` is behind them
     bool is_counted_;
     bool is_writer_dead_ = false;  // at the last check, and for good
     std::uint64_t last_hold_ = 0;

@@ -69,7 +69,9 @@ public:
 
         // Makes the chunk visible to all readers at once.
         void publish(ChunkKind kind, std::uint64_t length) noexcept {
-            std::exchange(writer_, nullptr)->publish(*this, kind, length);
+            RingWriter& writer = *std::exchange(writer_, nullptr);
+            writer.publish(*this, kind, length);
+            writer.wake_readers();
         }
 
     private:
@@ -78,6 +80,28 @@ public:
 
         RingWriter* writer_;
         Extent extent_{};  // empty if the message is in the chunk
+    };
+
+    // Messages that are published one after the other; readers that sleep are woken by wake(), and at its end.
+    class Burst {
+    public:
+        explicit Burst(RingWriter& writer) noexcept : writer_(writer) {}
+        Burst(const Burst&) = delete;
+        Burst& operator=(const Burst&) = delete;
+        ~Burst() { wake(); }
+
+        void publish(Claim& claim, ChunkKind kind, std::uint64_t length) noexcept {
+            std::exchange(claim.writer_, nullptr)->publish(claim, kind, length);
+            is_due_ = true;
+        }
+        // Call it before anything that takes long, or waits for readers.
+        void wake() noexcept {
+            if (std::exchange(is_due_, false)) writer_.wake_readers();
+        }
+
+    private:
+        RingWriter& writer_;
+        bool is_due_ = false;
     };
 
     // True if the next chunk has space for this many bytes. Otherwise reserving it may take a while.
@@ -571,8 +595,8 @@ private:
         if (claim.extent_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
         ++position_;
         count(length, tick);
-        core::wake_parked(&ring_.waits().published, ring_.parked_readers());
     }
+    void wake_readers() noexcept { core::wake_parked(&ring_.waits().published, ring_.parked_readers()); }
 
     void show_to_all(std::uint64_t chunk) noexcept {
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {

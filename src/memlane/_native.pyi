@@ -187,6 +187,23 @@ class FrameBatch:
     def nbytes(self) -> int:
         """Without headers."""
 
+class Burst:
+    """How many messages one call has sent."""
+
+    def __init__(self) -> None: ...
+    @property
+    def sent(self) -> int: ...
+    @sent.setter
+    def sent(self, arg: int, /) -> None: ...
+    @property
+    def error(self) -> None:
+        """
+        Store the exception that has ended the call to give it the number as `sent`.
+        """
+
+    @error.setter
+    def error(self, error: BaseException, /) -> None: ...
+
 class RingGeometry:
     """The numbers that determine the layout of a ring."""
 
@@ -318,6 +335,11 @@ class RingWriter:
         Sends the encoder's message; a blocked call polls `watch` like a `cancel`.
         """
 
+    def send_many(self, objects: tuple[object, ...], timeout: float | None, burst: Burst) -> None:
+        """
+        Encodes and sends objects one after the other, and wakes readers once; `burst` counts them.
+        """
+
     @property
     def has_sent(self) -> bool:
         """Whether the last call to send has published its message."""
@@ -416,10 +438,14 @@ class RingReader:
         origin: tuple[int, str] | None,
     ) -> None: ...
     def __getitem__(
-        self, how: tuple[float | None, object | None] | tuple[float | None, object | None, bool], /
+        self,
+        how: tuple[float | None, object | None]
+        | tuple[float | None, object | None, bool]
+        | tuple[float | None, object | None, bool, int],
+        /,
     ) -> Any:
         """
-        The next object by (timeout, cancel, lend); by (timeout, cancel), in place, with its lease.
+        The next by (timeout, cancel, lend), a list with `most`, a view and lease without `lend`.
         """
 
     def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock:
@@ -491,10 +517,13 @@ class RingGather:
     def can_wait_for(count: int) -> bool:
         """Whether so many rings can be waited for by one sleep here."""
 
-    def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object:
-        """
-        The next object of a reader in turn, by (timeout, cancel, lend); `nothing` on timeout..
-        """
+    def __getitem__(
+        self,
+        how: tuple[float | None, object | None, bool]
+        | tuple[float | None, object | None, bool, int],
+        /,
+    ) -> Any:
+        """As that of a RingReader, of the readers in turn; `nothing` on timeout."""
 
     def replace(self, at: int, reader: RingReader) -> None:
         """Puts another reader in the place of one that is closed."""

@@ -15,7 +15,13 @@ from memlane._importing import fork_waits
 
 
 class MemlaneError(Exception):
-    """Base of all errors that memlane raises."""
+    """Base of all errors that memlane raises.
+
+    Attributes:
+        sent: if `enqueue_many` has raised it, how many of the objects were sent.
+    """
+
+    sent = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)

@@ -65,6 +65,57 @@ def _() -> Iterator[Scene]:
         yield lambda timeout: writer.enqueue("late", timeout), reader.dequeue
 
 
+@scene("MessageQueue.enqueue_many")
+def _() -> Iterator[Scene]:
+    with queue_of() as (writer, (reader,)):
+        fill(writer)
+        yield lambda timeout: writer.enqueue_many(["late"], timeout), reader.dequeue
+
+
+@scene("MessageQueue.enqueue_many", "without readers")
+def _() -> Iterator[Scene]:
+    with queue_of(0) as (writer, _):
+        yield lambda timeout: writer.enqueue_many(["late"], timeout), None
+
+
+@scene("MessageQueue.enqueue_many", "to a remote reader")
+def _() -> Iterator[Scene]:
+    with remote_queue(remote_window=1) as (writer, (reader,)):
+        fill(writer)
+        yield lambda timeout: writer.enqueue_many(["late"], timeout), reader.dequeue
+
+
+@scene("MessageQueue.adequeue_many")
+def _() -> Iterator[Scene]:
+    with queue_of() as (writer, (reader,)):
+        yield (
+            lambda timeout: asyncio.run(reader.adequeue_many(2, timeout)),
+            lambda: writer.enqueue("there"),
+        )
+
+
+@scene("Gather.enqueue_many")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        fill(writers[0])
+        yield lambda timeout: writers[0].enqueue_many(["late"], timeout), reader.dequeue
+
+
+@scene("Gather.dequeue_many")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        yield lambda timeout: reader.dequeue_many(2, timeout), lambda: writers[1].enqueue("there")
+
+
+@scene("Gather.adequeue_many")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        yield (
+            lambda timeout: asyncio.run(reader.adequeue_many(2, timeout)),
+            lambda: writers[1].enqueue("there"),
+        )
+
+
 @scene("MessageQueue.enqueue", "without readers")
 def _() -> Iterator[Scene]:
     with queue_of(0) as (writer, _):
@@ -99,6 +150,7 @@ def _() -> Iterator[Scene]:
 
 READS: dict[str, Callable[[MessageQueue, Any], object]] = {
     "dequeue": lambda reader, timeout: reader.dequeue(timeout),
+    "dequeue_many": lambda reader, timeout: reader.dequeue_many(2, timeout),
     "dequeue_view": lambda reader, timeout: enter(reader.dequeue_view(timeout)),
     "acquire_read": lambda reader, timeout: enter(reader.acquire_read(timeout)),
 }

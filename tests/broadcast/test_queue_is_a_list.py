@@ -24,10 +24,12 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("enqueue"), PAYLOADS),
         st.tuples(st.just("enqueue"), PAYLOADS),
+        st.tuples(st.just("enqueue many"), st.lists(PAYLOADS, max_size=7)),
         st.tuples(st.just("enqueue large"), PAYLOADS),
         st.tuples(st.just("dequeue"), READER),
         st.tuples(st.just("dequeue"), READER),
         st.tuples(st.just("dequeue"), READER),
+        st.tuples(st.just("dequeue many"), READER),
         st.tuples(st.just("write by hand"), st.binary(max_size=30)),
         st.tuples(st.just("read by hand"), READER),
         st.tuples(st.just("give up a write"), st.binary(max_size=30)),
@@ -81,7 +83,12 @@ class Run:
         self.model, self.writer, self.readers = model, writer, readers
 
     def step(self, name: str, value: object) -> None:
-        if isinstance(value, int) and name in ("dequeue", "read by hand", "close a reader"):
+        if isinstance(value, int) and name in (
+            "dequeue",
+            "dequeue many",
+            "read by hand",
+            "close a reader",
+        ):
             value %= len(self.readers)
         getattr(self, name.replace(" ", "_"))(value)
 
@@ -92,6 +99,17 @@ class Run:
         else:
             self.writer.enqueue(value, timeout=0)
             self.model.sent.append(value)
+
+    def enqueue_many(self, values: list[object]) -> None:
+        sent = len(values)
+        try:
+            self.writer.enqueue_many(values, timeout=0)
+        except TimedOut as error:
+            sent = error.sent
+        for value in values[:sent]:
+            assert not self.model.full()
+            self.model.sent.append(value)
+        assert sent == len(values) or self.model.full()
 
     def write_by_hand(self, data: bytes) -> None:
         if self.model.full():
@@ -144,6 +162,27 @@ class Run:
                     end.dequeue(timeout=0)
             case (value,):
                 assert end.dequeue(timeout=0) == value
+
+    def dequeue_many(self, reader: int) -> None:
+        end, most = self.readers[reader], 1 + len(self.model.sent) % 4
+        if not isinstance(first := self._peek(reader), tuple) or isinstance(first[0], Raw):
+            self._next(reader)
+            with pytest.raises((TimedOut, Closed, CorruptMessage)):
+                end.dequeue_many(most, timeout=0)
+            return
+        batch = end.dequeue_many(most, timeout=0)
+        assert 1 <= len(batch) <= most
+        assert [(value,) for value in batch] == [self._next(reader) for _ in batch]
+        ends = self._peek(reader)
+        is_long = ends is not None and isinstance(ends[0], Raw | tuple)
+        is_alone = isinstance(batch[0], tuple)
+        assert len(batch) == most or ends is None or is_long or is_alone
+
+    def _peek(self, reader: int) -> tuple[object] | None:
+        position = self.model.positions.get(reader)
+        if position is None or position == len(self.model.sent):
+            return None
+        return (self.model.sent[position],)
 
     def read_by_hand(self, reader: int) -> None:
         end = self.readers[reader]

@@ -188,3 +188,49 @@ def replacement_dies(
 def late_reader_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
     """The same, in a queue whose readers come late."""
     return replacement_dies(hooks, spot, is_late=True)
+
+
+def reading_batches(_link: Link, begin: Begin, handle: Handle) -> None:
+    """Role: a reader that takes many messages by one call."""
+    queue = MessageQueue.create_from_handle(handle, 0)
+    queue.wait_until_ready(PATIENCE)
+    begin("dequeue_many")
+    for number, one in enumerate(queue.dequeue_many(9, PATIENCE)):
+        check(one, number)
+    begin("dequeue_many, writer asleep")
+    for number, one in enumerate(queue.dequeue_many(9, PATIENCE), CHUNKS):
+        check(one, number)
+    begin("close, after batches")
+    queue.close()
+
+
+def reader_of_batches_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """The writer is blocked in enqueue, or not at all."""
+    with leaving_nothing():
+        writer = Sender(start_writer(2, max_chunk_bytes=CHUNK, max_chunks=CHUNKS))
+        doomed = Doomed(hooks, spot, reading_batches, writer.handle)
+        others = [Survivor(writer.handle, 1)]
+        for stage, _ in doomed.stages():
+            if stage == "dequeue_many":
+                writer.get_ready()
+                others[0].begin_reading()
+                writer.fill()
+            elif stage == "dequeue_many, writer asleep":
+                writer.fill()
+                writer.begin_send()
+            elif stage.startswith("close"):
+                writer.settle()
+            doomed.go()
+        if spot is not None and spot.stage == "dequeue_many, writer asleep":
+            writer.settle()
+        seen = "closed"
+        if spot is not None and not (spot.stage.startswith("close") and has_closed(spot.point)):
+            seen = f"ReaderDied after {writer.until_death(doomed) * 1e3:.0f} ms"
+        for _ in range(2 * CHUNKS):
+            writer.send()
+        sent = writer.sent
+        writer.close()
+        count, error, _ = others[0].end_of_reading()
+        assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
+        assert isinstance(error, Closed), repr(error)
+    return doomed.passages, f"writer: {seen}; the other got all {sent}"

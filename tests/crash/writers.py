@@ -225,3 +225,55 @@ def writer_of_late_readers_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[P
             kind = Closed
         seen = told([reader.end(doomed.pid) for reader in readers], sent, kind, doomed)
     return doomed.passages, seen
+
+
+def plain(number: int) -> list[Any]:
+    """The message with that number, as objects that are not pickled."""
+    return [number, "small", message(number)[2].tolist()]
+
+
+BURSTS = {"burst, readers asleep": (0, CHUNKS), "burst, larger than the ring": (CHUNKS, 8)}
+
+
+def bursting(link: Link, begin: Begin) -> None:
+    """Role: a writer that sends many messages by one call."""
+    queue = MessageQueue(2, 2, None, CHUNK, CHUNKS)
+    link.tell(queue.export_handle())
+    link.hear()
+    queue.wait_until_ready(PATIENCE)
+    for stage, (first, end) in BURSTS.items():
+        begin(stage)
+        queue.enqueue_many([plain(number) for number in range(first, end)], PATIENCE)
+    begin("close, after bursts")
+    queue.close()
+
+
+def writer_of_bursts_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """Both readers get the same first messages, all that were published."""
+    with leaving_nothing():
+        doomed = Doomed(hooks, spot, bursting)
+        handle: Handle = doomed.peer.hear()
+        readers = [Survivor(handle, rank) for rank in range(2)]
+        doomed.go()
+        for stage, _ in doomed.stages():
+            for reader in readers:
+                reader.begin_reading()
+            doomed.go()
+            if stage in BURSTS:
+                doomed.until_at_rest()
+        ends = [reader.end(doomed.pid) for reader in readers]
+        sent = ends[0][0]
+        least, most = (0, 8) if spot is None else BURSTS.get(spot.stage, (8, 8))
+        kind: type[Exception] = Closed
+        if spot is None or spot.stage not in BURSTS:
+            least = most
+        elif spot.stage == next(iter(BURSTS)):  # whose writer never waits
+            if spot.point in ("retract.store", "fill", "publish.store"):
+                least = most = spot.passage - 1
+            elif is_published(spot.point):
+                least = most
+        if spot is not None and not (spot.stage.startswith("close") and has_closed(spot.point)):
+            kind = WriterDied
+        assert least <= sent <= most, f"{sent} messages instead of {least} to {most}"
+        seen = told(ends, sent, kind, doomed)
+    return doomed.passages, seen

@@ -12,6 +12,26 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
         "cancelled": ("broadcast/test_awaiting.py::test_cancelled_sends_send_nothing",),
         "death": ("broadcast/test_reader_death.py::test_blocked_on_a_full_ring",),
     },
+    "`enqueue_many`": {
+        "interrupted": (
+            "broadcast/test_bursts.py::test_an_interrupted_burst_says_how_many_were_sent",
+        ),
+        "timed out": (
+            "broadcast/test_bursts.py::test_a_burst_that_times_out_says_how_many_were_sent",
+        ),
+        "death": ("broadcast/test_bursts.py::test_a_dead_reader_ends_a_burst",),
+    },
+    "`dequeue_many`, `adequeue_many`, also of a `Gather`": {
+        "interrupted": (
+            "broadcast/test_bursts.py::test_a_reader_of_batches_loses_nothing_to_a_handler",
+        ),
+        "timed out": (
+            "broadcast/test_bursts.py::test_a_batch_waits_for_one_message",
+            "broadcast/test_bursts.py::test_one_of_each_by_one_call",
+        ),
+        "cancelled": ("broadcast/test_bursts.py::test_awaited",),
+        "death": ("broadcast/test_bursts.py::test_a_killed_writer_s_bursts_are_read_first",),
+    },
     "`dequeue`, `adequeue`": {
         "interrupted": (
             "broadcast/test_signals.py::test_a_handler_that_raises",

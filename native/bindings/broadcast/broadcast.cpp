@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/broadcast/burst.hpp"
 #include "bindings/broadcast/frame_batch.hpp"
 #include "bindings/broadcast/peer_table.hpp"
 #include "bindings/broadcast/ring_gather.hpp"
@@ -20,6 +21,16 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
+
+const nb::sig kReceived(
+    "def __getitem__(self, how: tuple[float | None, object | None, bool] | tuple[float | None, object | None, bool, int], /) "
+    "-> Any");
+
+template <class Bound>
+nb::object received(Bound& self, const nb::tuple& how) {
+    if (how.size() == 3) return self.receive(how[0], how[1], how[2]);
+    return self.receive_many(how[0], how[1], how[2], nb::cast<std::size_t>(how[3]));
+}
 
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
@@ -56,6 +67,7 @@ void install_fork_handlers() {
 
 void bind_broadcast(nb::module_& m) {
     bind_frame_batch(m);
+    bind_burst(m);
     nb::class_<RingGeometry>(m, "RingGeometry", "The numbers that determine the layout of a ring.")
         .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), "n_reader"_a, "max_chunk_bytes"_a, "max_chunks"_a)
         .def_ro("n_reader", &RingGeometry::n_reader)
@@ -108,6 +120,9 @@ void bind_broadcast(nb::module_& m) {
         .def("send_encoded", &RingWriter::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
              nb::sig("def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None"),
              "Sends the encoder's message; a blocked call polls `watch` like a `cancel`.")
+        .def("send_many", &RingWriter::send_many, "objects"_a, "timeout"_a.none(), "burst"_a,
+             nb::sig("def send_many(self, objects: tuple[object, ...], timeout: float | None, burst: Burst) -> None"),
+             "Encodes and sends objects one after the other, and wakes readers once; `burst` counts them.")
         .def_prop_ro("has_sent", &RingWriter::has_sent, "Whether the last call to send has published its message.")
         .def("wait_until_read", &RingWriter::wait_until_read, "position"_a, "timeout"_a.none(),
              "Waits until every reader has finished with the message at `position`; False on timeout.")
@@ -137,11 +152,11 @@ void bind_broadcast(nb::module_& m) {
         .def("__getitem__",
              [](RingReader& reader, const nb::tuple& how) -> nb::object {
                  if (how.size() == 2) return reader.receive_view(how[0], how[1]);
-                 return reader.receive(how[0], how[1], how[2]);
+                 return received(reader, how);
              },
-             nb::sig("def __getitem__(self, how: tuple[float | None, object | None] | tuple[float | None, object | None, bool], /) "
-                     "-> Any"),
-             "The next object by (timeout, cancel, lend); by (timeout, cancel), in place, with its lease.")
+             nb::sig("def __getitem__(self, how: tuple[float | None, object | None] | tuple[float | None, object | None, bool] | "
+                     "tuple[float | None, object | None, bool, int], /) -> Any"),
+             "The next by (timeout, cancel, lend), a list with `most`, a view and lease without `lend`.")
         .def("read_block", &RingReader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
              "A block on the next chunk, not decoded.")
@@ -157,9 +172,8 @@ void bind_broadcast(nb::module_& m) {
         .def_static("can_wait_for", &broadcast::RingGather::can_wait_for, "count"_a,
                     "Whether so many rings can be waited for by one sleep here.")
         // No call, after which a signal handler could raise: what was taken would be lost.
-        .def("__getitem__", [](RingGather& gather, const nb::tuple& how) { return gather.receive(how[0], how[1], how[2]); },
-             nb::sig("def __getitem__(self, how: tuple[float | None, object | None, bool], /) -> object"),
-             "The next object of a reader in turn, by (timeout, cancel, lend); `nothing` on timeout..")
+        .def("__getitem__", received<RingGather>, kReceived,
+             "As that of a RingReader, of the readers in turn; `nothing` on timeout.")
         .def("replace", &RingGather::replace, "at"_a, "reader"_a,
              nb::sig("def replace(self, at: int, reader: RingReader) -> None"),
              "Puts another reader in the place of one that is closed.")

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -30,22 +31,19 @@ public:
     // What the next reader in turn whose call would not wait returns, or raises. Closed ones are left out.
     nb::object receive(nb::handle timeout, nb::handle cancel, nb::handle lend) {
         const OneAtATime one(*this);
-        ended_.reset();
-        const os::Deadline deadline = to_deadline(timeout);
-        if (!cancel.is_none() && !nb::hasattr(cancel, "is_set"))
-            raise_error(Error::InvalidType, "cancel must be a threading.Event or None");
-        const std::optional<std::size_t> next = find(deadline, cancel);
-        if (!next) return nothing_;
-        RingReader& reader = *readers_[*next];
-        const bool is_decoded_again = reader.is_ready_anyway();
-        const std::uint64_t before = reader.position();
-        try {
-            return reader.receive(nb::int_(0), nb::none(), lend);
-        } catch (...) {
-            if (!is_decoded_again && reader.position() == before) ended_ = *next;
-            throw;
-        }
+        const std::optional<std::size_t> next = begin(timeout, cancel);
+        return next ? receive_from(*next, lend) : nothing_;
     }
+
+    // A list of what the next readers in turn have, as RingReader::receive_many; `nothing` on timeout.
+    nb::object receive_many(nb::handle timeout, nb::handle cancel, nb::handle lend, std::size_t most) {
+        const OneAtATime one(*this);
+        const std::optional<std::size_t> next = begin(timeout, cancel);
+        if (!next) return nothing_;
+        if (nb::object objects = take_small(*next, most); objects.is_valid()) return objects;
+        return list_of([&] { return receive_from(*next, lend); });
+    }
+
     // The reader whose ring has ended gives its place to another.
     void replace(std::size_t at, const nb::object& reader) {
         const OneAtATime one(*this);
@@ -69,6 +67,55 @@ private:
     private:
         OneCall& call_;
     };
+
+    // A batch of one ring, and the call that takes it.
+    struct Taking {
+        explicit Taking(RingReader& reader) : call(reader), doing(reader, core::SlotActivity::decoding), batch(reader.core()) {}
+        const RingReader::Call call;
+        const RingReader::Doing doing;
+        Batch batch;
+    };
+
+    // The small messages that are there, from that reader on. The first ring with something else ends it, and has its turn next.
+    // Invalid if there are none.
+    nb::object take_small(std::size_t next, std::size_t most) {
+        nb::list objects;
+        std::list<Taking> takings;
+        for (std::size_t i = 0; i < readers_.size() && objects.size() < most; ++i) {
+            const std::size_t at = (next + i) % readers_.size();
+            RingReader& reader = *readers_[at];
+            if (reader.is_closed()) continue;
+            if (!reader.is_ready_anyway() && !reader.core().is_ready()) continue;
+            gather_.turn_to(at);
+            if (reader.is_ready_anyway()) break;
+            const std::size_t before = objects.size();
+            reader.take_small(takings.emplace_back(reader).batch, objects, most);
+            if (objects.size() == before) break;
+            gather_.turn_to(at + 1);
+        }
+        for (Taking& one : takings) one.batch.finish();
+        return objects.size() > 0 ? nb::object(objects) : nb::object();
+    }
+
+    nb::object receive_from(std::size_t at, nb::handle lend) {
+        RingReader& reader = *readers_[at];
+        const bool is_decoded_again = reader.is_ready_anyway();
+        const std::uint64_t before = reader.position();
+        try {
+            return reader.receive(nb::int_(0), nb::none(), lend);
+        } catch (...) {
+            if (!is_decoded_again && reader.position() == before) ended_ = at;
+            throw;
+        }
+    }
+
+    std::optional<std::size_t> begin(nb::handle timeout, nb::handle cancel) {
+        ended_.reset();
+        const os::Deadline deadline = to_deadline(timeout);
+        if (!cancel.is_none() && !nb::hasattr(cancel, "is_set"))
+            raise_error(Error::InvalidType, "cancel must be a threading.Event or None");
+        return find(deadline, cancel);
+    }
 
     std::optional<std::size_t> find(os::Deadline deadline, nb::handle cancel) {
         bool any = false;

@@ -23,6 +23,21 @@ namespace memlane::bindings {
 namespace nb = nanobind;
 using broadcast::ChunkKind;
 using Sample = broadcast::RingReader::Sample;
+using Batch = broadcast::RingReader::Batch;
+
+// Bytes after which a batch takes no more: decoding them keeps the GIL, and the writer's space.
+inline constexpr std::uint64_t kMostAhead = 1u << 20;
+
+// Of one object, which is made last: what has been received must not be lost.
+template <class Make>
+nb::object list_of(Make&& make) {
+    nb::list one = nb::steal<nb::list>(PyList_New(1));
+    if (!one.is_valid()) throw nb::python_error();
+    nb::object object = make();
+    if (!object.is_valid()) return object;
+    PyList_SET_ITEM(one.ptr(), 0, object.release().ptr());
+    return one;
+}
 
 // A fork cannot log: this is called after it, and at the end of a reader.
 inline void log_uncopied_leases() noexcept {
@@ -83,6 +98,59 @@ public:
         nb::object object = explained([&] { return receive_object(message, lends != 0); });
         check_own();
         return object;
+    }
+
+    // At least one object, and `most` at most: the small ones that are there, or one that is not small.
+    nb::object receive_many(nb::handle timeout, nb::handle cancel, nb::handle lend, std::size_t most) {
+        const int lends = PyObject_IsTrue(lend.ptr());
+        if (lends < 0) throw nb::python_error();
+        const Call call(*this);
+        if (undecoded_) return list_of([this] { return decode_again(); });
+        std::optional<Sample> sample = try_begin(timeout, cancel);
+        if (!sample) return {};
+        const Doing doing(*this, core::SlotActivity::decoding);
+        if (!core().ring().is_latest()) {
+            nb::list objects;
+            Batch batch(core());
+            take_small(batch, objects, most);
+            if (objects.size() > 0) {
+                batch.finish();
+                return objects;
+            }
+        }
+        Message message = described(std::move(*sample));
+        nb::object object = list_of([&] { return explained([&] { return receive_object(message, lends != 0); }); });
+        check_own();
+        return object;
+    }
+
+    // Appends the small messages that are there until there are `most` objects. Within a `Call`. If it raises, none of the batch
+    // counts as read, but the first, if it cannot be decoded; another that cannot be decoded ends the batch, and is the next.
+    void take_small(Batch& batch, nb::list& objects, std::size_t most) {
+        while (objects.size() < most && batch.bytes() < kMostAhead) {
+            std::optional<Sample> sample = batch.next();
+            const auto descriptor = sample ? sample->descriptor() : std::nullopt;
+            if (!descriptor || !is_small(*descriptor)) return;
+            sample->ensure(descriptor->length);
+            Message message{*descriptor, std::move(*sample)};
+            const bool is_first = objects.size() == 0;
+            nb::object object;
+            try {
+                object = explained([&] { return decode_small(message); });
+            } catch (const nb::python_error& error) {
+                const bool keeps = keeps_message(error);
+                check_own();
+                if (!is_first && (!keeps || error.matches(PyExc_MemoryError))) return;
+                if (!keeps) {
+                    batch.add(message.sample, message.length);
+                    batch.finish();
+                }
+                throw;
+            }
+            check_own();
+            objects.append(object);
+            batch.add(message.sample, message.length);
+        }
     }
 
     // The next object, with its arrays left in place, and the lease that they keep; None if there is no such array.
@@ -166,6 +234,16 @@ private:
         if (!descriptor) raise_corrupt(sample);
         if (descriptor->extent_bytes == 0) sample.ensure(descriptor->length);
         return {*descriptor, std::move(sample)};
+    }
+
+    static bool is_small(const broadcast::ChunkDescriptor& d) noexcept {
+        const bool has_one_stream = d.kind == ChunkKind::bytes || d.kind == ChunkKind::plain || d.kind == ChunkKind::object;
+        return has_one_stream && d.extent_bytes == 0 && d.length <= kCopyWithoutGil;
+    }
+    nb::object decode_small(Message& message) {
+        const nb::bytes stream = copy_stream(message, {0, message.length});
+        if (message.kind == ChunkKind::bytes) return stream;
+        return message.kind == ChunkKind::plain ? decode_plain(stream) : nb::object(decode_(stream));
     }
 
     nb::object receive_object(Message& message, bool lends) {

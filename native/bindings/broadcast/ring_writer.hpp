@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/broadcast/burst.hpp"
 #include "bindings/broadcast/chunk_block.hpp"
 #include "bindings/broadcast/leaving.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
@@ -55,6 +56,33 @@ public:
         encoder_.encode(object);
         check_own();
         return explained([&] { return put(encoder_, deadline, timeout); });
+    }
+
+    // Sends the objects one after the other. Readers that sleep are woken once, at the end, unless it takes long.
+    nb::object send_many(const nb::tuple& objects, nb::handle timeout, Burst& count) {
+        has_sent_ = false;
+        const Call call(*this);
+        const Cleared cleared{encoder_};
+        const os::Deadline deadline = deadline_of(timeout);
+        const Doing doing(*this, core::SlotActivity::copying);
+        broadcast::RingWriter::Burst burst(core());
+        os::Nanoseconds tick = os::tick_now();
+        for (const nb::handle object : objects) {
+            if (const os::Nanoseconds now = os::tick_now(); now != std::exchange(tick, now)) {
+                const WithoutGil no_gil;  // other threads have their turn
+                burst.wake();
+            }
+            encoder_.encode(object, [&] { burst.wake(); });
+            check_own();
+            const auto publish = [&](Claim& claim, ChunkKind kind, std::uint64_t bytes) {
+                burst.publish(claim, kind, bytes);
+                ++count.sent;
+            };
+            const nb::object done = explained(
+                [&] { return put(encoder_, deadline, timeout, nb::none(), publish, [&] { burst.wake(); }); });
+            if (!done.is_valid()) return done;
+        }
+        return nb::none();
     }
 
     // Sends a message that is encoded already, because it goes elsewhere, too. While the call is blocked,
@@ -171,18 +199,29 @@ private:
 
     // Returns None, or a null object with the Python error set (see is_ok).
     nb::object put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
+        const auto publish = [&](Claim& claim, ChunkKind kind, std::uint64_t bytes) {
+            claim.publish(kind, bytes);
+            has_sent_ = true;
+        };
+        return put(encoder, deadline, timeout, watch, publish, [] {});
+    }
+    // Calls `before_long` before what may take long.
+    template <class Publish, class BeforeLong>
+    nb::object put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch, Publish&& publish,
+                   BeforeLong&& before_long) {
         const Outgoing& message = encoder.message();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
         const bool fits = bytes <= core().ring().geometry().max_chunk_bytes && !core().is_next_kept();
         const bool lends = table.has_lent();
+        if (lends || !fits || bytes >= kCopyWithoutGil) before_long();
         tend(lends || !fits);
         bool spills = !fits || (lends && core().prefers_extent(bytes));
         if (spills && core().takes_memory(bytes) && !find_memory(bytes, fits, deadline, timeout, watch)) {
             if (!fits) return {};
             spills = false;
         }
-        std::optional<Claim> claim = begin(spills ? 0 : bytes, deadline, timeout, watch);
+        std::optional<Claim> claim = begin(spills ? 0 : bytes, deadline, timeout, watch, before_long);
         if (!claim) return {};
         if (spills && !spill(*claim, message, table, bytes, deadline, timeout, watch)) return {};
         if (!claim->is_spilled()) {
@@ -196,8 +235,7 @@ private:
             });
         }
         look_for_signals();
-        claim->publish(encoder.kind(), bytes);
-        has_sent_ = true;
+        publish(*claim, encoder.kind(), bytes);
         return nb::none();
     }
 
@@ -244,11 +282,17 @@ private:
         core().tend(is_large);
     }
 
-    std::optional<Claim> begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
+    std::optional<Claim> begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
+        return begin(bytes, deadline, timeout, nb::none(), [] {});
+    }
+    template <class BeforeLong>
+    std::optional<Claim> begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch,
+                               BeforeLong&& before_long) {
         if (!refused_.expired()) raise_failure(self(), "refused_chunk_in_use");
         const auto begin_nowait = [&] { return core().begin_nowait(bytes); };
         core::Taken<Claim> taken = core().has_space(bytes) ? begin_nowait() : without_gil(begin_nowait);
         if (taken.status == core::Status::would_block) {
+            before_long();
             Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;
             taken = core().begin(bytes, deadline, look);

@@ -41,11 +41,17 @@ public:
 
     // Until clear() the message refers to the memory of `object`.
     void encode(nb::handle object) {
+        encode(object, [] {});
+    }
+    // Calls `before_pickling` if pickling is needed, which runs Python code, and may take long.
+    template <class BeforePickling>
+    void encode(nb::handle object, BeforePickling&& before_pickling) {
         message().clear();  // drops what a failed encoding left
         if (const auto found = without_pickling(object, encode_plain_)) {
             message().write(found->bytes);
             kind_ = found->kind;
         } else {
+            before_pickling();
             encode_(object);
             kind_ = message().has_buffers() ? ChunkKind::frames : ChunkKind::object;
         }

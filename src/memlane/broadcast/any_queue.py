@@ -4,19 +4,22 @@ wait for many of them at once."""
 from __future__ import annotations
 
 import select
+import sys
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from math import ceil
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+from memlane._base.arguments import integer_from, items_of
 from memlane._base.deadline import Deadline
 from memlane._base.lifetime import Owned
 from memlane._importing import fork_waits
+from memlane._native import Burst, after_return
 from memlane.broadcast.watching import NOW
 from memlane.errors import InvalidArgument, TimedOut, WriterClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from typing_extensions import (
         TypeVar,
@@ -35,6 +38,13 @@ else:
     M = TypeVar("M")
 
 _LONGEST = 86400.0  # seconds; poll() takes milliseconds as a 32-bit int
+
+
+class SendingManyEnd(Protocol):
+    """A writer, which counts in the burst what it sends."""
+
+    @property
+    def send_many(self) -> Callable[[tuple[Any, ...], float | None, Burst], None]: ...
 
 
 class AnyEnd(Protocol):
@@ -138,6 +148,25 @@ class AnyQueue(Owned, Generic[M]):
         awaited = self._awaited(self._must_be_reader("adequeue"))
         return await awaited.call(attempt, timeout, is_send=False)
 
+    async def adequeue_many(
+        self, max: int, timeout: float | None = None, *, lend: bool = True
+    ) -> list[M]:
+        """Is `dequeue_many` for asyncio, as `adequeue` is `dequeue`. `timeout` is in
+        seconds.
+
+        Raises:
+            InvalidArgument: `max` is less than 1.
+            ConcurrentUse: another coroutine awaits this object.
+            MemlaneError: as `dequeue`.
+        """
+        lends, most = bool(lend), most_of(max)
+
+        def attempt() -> list[M]:
+            return self._must_be_reader("adequeue_many").receive_many(NOW, None, lends, most)
+
+        awaited = self._awaited(self._must_be_reader("adequeue_many"))
+        return await awaited.call(attempt, timeout, is_send=False)
+
     def __aiter__(self) -> AsyncIterator[M]:
         self._must_be_reader("iterate")
         return self
@@ -176,6 +205,25 @@ class AnyQueue(Owned, Generic[M]):
         if not self._is_closed:
             self._check()
         return self._watched("fileno").fileno()
+
+
+def most_of(most: object) -> int:
+    """The argument `max` of a call that returns many messages."""
+    return integer_from("max", most, 1, sys.maxsize)
+
+
+def send_many(writer: SendingManyEnd, objs: Iterable[Any], timeout: float | None) -> None:
+    """Sends the objects; what it raises has their number as `sent`. What a signal handler raises
+    after the last one is raised once the caller has returned, which must call nothing after it."""
+    objects, burst = tuple(items_of("objs", objs)), Burst()
+    total = len(objects)
+    try:
+        writer.send_many(objects, timeout, burst)
+    except BaseException as error:  # no call in it, after which another handler could run
+        if burst.sent < total or not total:
+            burst.error = error
+            raise
+        after_return.error = error
 
 
 _returns = count(1)

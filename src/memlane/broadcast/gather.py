@@ -35,7 +35,7 @@ from memlane._base.naming import names_of
 from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
 from memlane._native import RingGather, RingReader, RingSegment, RingWriter, after_return
-from memlane.broadcast.any_queue import AnyQueue, M
+from memlane.broadcast.any_queue import AnyQueue, M, most_of, send_many
 from memlane.broadcast.handle import (
     FORMAT_VERSION,
     RingAddress,
@@ -226,17 +226,26 @@ class _Reader:
         if os.getpid() != self._pid:
             self.rings[0].check()
 
-    def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
+    def receive(
+        self,
+        timeout: float | None,
+        cancel: threading.Event | None,
+        lends: bool,
+        most: int | None = None,
+    ) -> Any:
+        """Returns a message, or with `most` a list of so many at most."""
         deadline = Deadline(timeout) if timeout else None
         left = timeout
         while True:
             if self._dead is not None and not self.rings[self._dead].native.is_closed:
                 raise self.death(self._dead)
             try:
-                if self._sleeps:
+                if not self._sleeps:
+                    message = self._poll(left, cancel, lends, most)
+                elif most is None:
                     message = self._gather[left, cancel, lends]
                 else:
-                    message = self._poll(left, cancel, lends)
+                    message = self._gather[left, cancel, lends, most]
                 if message is not _NOTHING:
                     return message
                 raise self.timed_out(timeout)
@@ -266,16 +275,27 @@ class _Reader:
         if not self._is_closed and not self.open:
             raise WriterClosed("all writers have closed, and everything has been read")
 
-    def _poll(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
+    receive_many = receive
+
+    def _poll(
+        self,
+        timeout: float | None,
+        cancel: threading.Event | None,
+        lends: bool,
+        most: int | None,
+    ) -> Any:
         deadline = Deadline(timeout)
         poller = select.poll()
         poller.register(self.watch(), select.POLLIN)
         while True:
-            message = self._gather[0, cancel, lends]
+            if most is None:
+                message = self._gather[0, cancel, lends]
+            else:
+                message = self._gather[0, cancel, lends, most]
             if message is not _NOTHING or deadline.has_passed():
                 return message
-            most = _LONGEST_SLICE if cancel is None else _CANCEL_SLICE
-            poller.poll(ceil(1000 * deadline.left(most)))
+            longest = _LONGEST_SLICE if cancel is None else _CANCEL_SLICE
+            poller.poll(ceil(1000 * deadline.left(longest)))
 
     def death(self, rank: int) -> WriterDied:
         who = participant(self.rings[rank].native, 0)
@@ -642,6 +662,22 @@ class Gather(AnyQueue[M]):
 
     _enqueue = enqueue
 
+    def enqueue_many(self, objs: Iterable[M], timeout: float | None = None) -> None:
+        """Sends objects in order, by one call, as `MessageQueue.enqueue_many`.
+
+        If it raises, the error says as `error.sent` how many were sent. `timeout` is in seconds.
+
+        Raises:
+            MemlaneError: as `enqueue`.
+        """
+        writer = self._writer or self._must_be_writer("enqueue_many")
+        try:
+            send_many(writer.native, objs, timeout)
+        except ReaderDied as error:
+            died = _reader_died(error.pid)
+            died.sent = error.sent
+            raise died from None
+
     # The reader ----------------------------------------------------------------------------------
 
     def wait_until_ready(
@@ -720,3 +756,26 @@ class Gather(AnyQueue[M]):
         reader = self._reader or self._must_be_reader("dequeue")
         message: M = reader.receive(timeout, cancel, bool(lend))  # what that raises ends no ring
         return message
+
+    def dequeue_many(
+        self,
+        max: int,
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        *,
+        lend: bool = True,
+    ) -> list[M]:
+        """Returns the next objects, those of each writer in order: waits for one as `dequeue` does,
+        and returns it with those that are there, at most `max`, as `MessageQueue.dequeue_many`.
+
+        If it raises, nothing was consumed, but a first object that cannot be decoded. `timeout` is
+        in seconds.
+
+        Raises:
+            InvalidArgument: `max` is less than 1.
+            MemlaneError: as `dequeue`.
+        """
+        most = most_of(max)
+        reader = self._reader or self._must_be_reader("dequeue_many")
+        messages: list[M] = reader.receive(timeout, cancel, bool(lend), most)
+        return messages

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import zmq
 
     from memlane._base.slots import Seen
-    from memlane._native import ViewLease
+    from memlane._native import Burst, ViewLease
     from memlane.broadcast.handle import RingAddress
     from memlane.broadcast.watching import Watching
     from memlane.errors import MemlaneError
@@ -89,6 +89,8 @@ class WriterEnd(End, AwaitableEnd, Protocol):
     def sending(self) -> Sending: ...
     @property
     def send(self) -> Callable[[Any, float | None], None]: ...
+    @property
+    def send_many(self) -> Callable[[tuple[Any, ...], float | None, Burst], None]: ...
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None: ...
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]: ...
     def release_reader(self, rank: int) -> None: ...
@@ -236,6 +238,9 @@ class LocalWriter(LocalEnd[RingWriter]):
         )
         self.sending: Sending = self.native
         self.send: Callable[[Any, float | None], None] = self.native.send
+        self.send_many: Callable[[tuple[Any, ...], float | None, Burst], None] = (
+            self.native.send_many
+        )
 
     def close(self, _timeout: float | None = None) -> None:
         """Returns at once; logs which readers never attached, if messages were sent."""
@@ -362,6 +367,12 @@ class LocalReader(LocalEnd[RingReader]):
         what was taken would be lost."""
         return self.native[timeout, cancel, lends]
 
+    def receive_many(
+        self, timeout: float | None, cancel: threading.Event | None, lends: bool, most: int
+    ) -> list[Any]:
+        objects: list[Any] = self.native[timeout, cancel, lends, most]  # as in `receive`
+        return objects
+
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
     ) -> AbstractContextManager[Any]:
@@ -438,6 +449,10 @@ class LonelyWriter:
 
     def send(self, _obj: Any, timeout: float | None) -> None:
         self._begin(timeout)
+
+    def send_many(self, objects: tuple[Any, ...], timeout: float | None, burst: Burst) -> None:
+        self._begin(timeout)
+        burst.sent = len(objects)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         self._begin(timeout)

@@ -16,7 +16,7 @@ from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
 from memlane._importing import fork_waits
 from memlane._native import after_return
-from memlane.broadcast.any_queue import AnyQueue, M
+from memlane.broadcast.any_queue import AnyQueue, M, most_of, send_many
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, Readers, queue_over_group
 from memlane.broadcast.handle import (
     Handle,
@@ -554,6 +554,21 @@ class MessageQueue(AnyQueue[M]):
 
     _enqueue = enqueue
 
+    def enqueue_many(self, objs: Iterable[M], timeout: float | None = None) -> None:
+        """Sends objects in order, as `enqueue` sends each, by one call and with one deadline.
+        Readers that sleep are woken once, at the end, or before what takes long.
+
+        If it raises, the error says as `error.sent` how many of them were sent, the first ones: a
+        timeout, an object that cannot be pickled, a death or a signal handler may come between
+        any two. What a handler raises after the last one is raised once the call has returned.
+        `timeout` is in seconds, for all together.
+
+        Raises:
+            InvalidType: `objs` is not iterable.
+            MemlaneError: as `enqueue`.
+        """
+        send_many(self._must_be_writer("enqueue_many"), objs, timeout)
+
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.
 
@@ -634,6 +649,34 @@ class MessageQueue(AnyQueue[M]):
         else:
             message = self._receive(timeout, cancel, lend)
         return message
+
+    def dequeue_many(
+        self,
+        max: int,
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        *,
+        lend: bool = True,
+    ) -> list[M]:
+        """Returns the next objects, in order: waits for one as `dequeue` does, and returns it with
+        those that are there behind it, at most `max`.
+
+        It may return fewer than are there: one that is larger than 64 KiB comes alone, a mebibyte
+        is the most at once, and there is one of the latest. The chunks of all are in use until it
+        returns. `timeout` is in seconds. If it raises, nothing was consumed, but a first object
+        that cannot be decoded.
+
+        Raises:
+            InvalidArgument: `max` is less than 1.
+            MemlaneError: as `dequeue`.
+        """
+        most = most_of(max)
+        if (ring := self._ring) is not None:
+            messages: list[M] = ring[timeout, cancel, lend, most]  # as in `dequeue`
+        else:
+            reader = self._must_be_reader("dequeue_many")
+            messages = reader.receive_many(timeout, cancel, lend, most)
+        return messages
 
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None

@@ -56,6 +56,11 @@ class ReceivingEnd(AwaitableEnd, Protocol):
 
     @property
     def receive(self) -> Callable[[float | None, threading.Event | None, bool], Any]: ...
+    def receive_many(
+        self, timeout: float | None, cancel: threading.Event | None, lends: bool, most: int
+    ) -> list[Any]:
+        """Waits as `receive`; returns what is there, at least one and at most `most` objects."""
+
     def watch(self) -> Watching:
         """A watch whose descriptor is readable while a call would not wait, and for ever once this
         end is closed."""

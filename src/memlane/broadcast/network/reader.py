@@ -162,6 +162,11 @@ class NetworkReader(NetworkEnd):
             awaited.end_interrupted_call()
             raise
 
+    def receive_many(
+        self, timeout: float | None, cancel: threading.Event | None, lends: bool, _most: int
+    ) -> list[Any]:
+        return [self.receive(timeout, cancel, lends)]
+
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
     ) -> AbstractContextManager[Any]:

@@ -253,6 +253,19 @@ class SharedReader(LocalReader):
                 alone = self._after_ring(error)
         return alone.ahead.receive_by(deadline, cancel)
 
+    def receive_many(
+        self, timeout: float | None, cancel: threading.Event | None, lends: bool, most: int
+    ) -> list[Any]:
+        deadline = NEVER if timeout is None else Deadline(timeout)
+        alone = self._alone
+        if alone is None:
+            try:
+                objects: list[Any] = self.native[timeout, self._until_parted(cancel), lends, most]
+                return objects
+            except (Cancelled, WriterDied) as error:
+                alone = self._after_ring(error)
+        return [alone.ahead.receive_by(deadline, cancel)]
+
     def __getitem__(self, how: tuple[float | None, threading.Event | None]) -> Any:
         """Does as `RingReader`; messages from the network are private and need no lease."""
         timeout, cancel = how

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import ExitStack, suppress
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import blocked, deserted, failure
@@ -36,7 +36,7 @@ from memlane.errors import Closed, CorruptMessage, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memlane._native import RingSegment
+    from memlane._native import Burst, RingSegment
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.options import RemoteOptions
 
@@ -170,6 +170,13 @@ class NetworkWriter(NetworkEnd):
         finally:
             if self._was_closed_here:  # by a signal handler
                 self._close()
+
+    def send_many(self, objects: tuple[Any, ...], timeout: float | None, burst: Burst) -> None:
+        deadline = Deadline(timeout)
+        send = self.send
+        for obj in objects:
+            send(obj, deadline.timeout_left())
+            burst.sent += 1  # no call before it, after which a signal handler could raise
 
     def wait_for_room(self, size: int, deadline: Deadline) -> None:
         session = self.session
