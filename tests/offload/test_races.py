@@ -304,16 +304,18 @@ def test_a_child_that_is_forked_while_a_start_waits_does_not_have_the_file() -> 
     instance = new_id()
     region = region_of(instance)
 
-    def count_files(_link: Link) -> int:
-        names = os.listdir("/proc/self/fd")
-        files = [os.path.realpath(f"/proc/self/fd/{name}") for name in names]
-        return files.count(str(path_of(instance)))
+    def files_of_a_child() -> int:
+        if (child := os.fork()) == 0:
+            names = os.listdir("/proc/self/fd")
+            files = [os.path.realpath(f"/proc/self/fd/{name}") for name in names]
+            os._exit(files.count(str(path_of(instance))))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    before = start(count_files).result()
+    before = files_of_a_child()
     stopped = start(holding_the_name, instance)
     stopped.hear()
     joining = Aside(region_of, instance, 1).until_blocked()
-    assert start(count_files).result() == before
+    assert files_of_a_child() == before
     stopped.kill()
     joining.result().cleanup()
     region.cleanup()
