@@ -39,6 +39,7 @@ REENTRY = (
     "this call is made in the middle of another one of this group, by a signal handler or while "
     "its arguments are pickled: make it when that has returned"
 )
+_AT_ONCE = 64  # answers that are taken by one call
 _STACK_SECONDS = 1.0  # timeouts from which on errors have stacks
 _DYING_SECONDS = 1.0  # a process drops its locks one by one, before its exit code is known
 
@@ -53,10 +54,10 @@ class Answers:
 
     def __init__(self, table: Table, processes: Processes, gather: Gather[Any]) -> None:
         self._table, self._processes, self._gather = table, processes, gather
-        self._dequeue = gather.dequeue
+        self._dequeue_many = gather.dequeue_many
         self._leader: dict[str, int] = {}  # the thread that receives
         self.followers: list[Any] = []
-        self._came: Any = None  # an answer that was taken, until it is handed on
+        self._came: list[Any] = []  # answers that were taken, until they are handed on
         self._failed: BaseException | None = None  # perhaps instead of an answer
         self._dying: int | None = None  # a worker that is being buried
         self._is_closing = self.is_closed = False
@@ -119,27 +120,29 @@ class Answers:
                 sleeper.release()
 
     def _take(self, timeout: float | None) -> bool:
-        """Takes a message, or notes a death. Returns False if nothing has come, or will come."""
+        """Takes the messages that are there, or notes a death. Returns False if nothing has come,
+        or will come."""
         if self._dying is not None:
             self._bury(self._dying)
         if self._failed is not None:
             self._is_of_an_answer(self._failed)
         try:
-            if self._came is None:
-                self._came = self._dequeue(timeout)
+            if not self._came:
+                self._came = self._dequeue_many(_AT_ONCE, timeout)
         except BaseException as error:
             self._failed = error  # as above: no call before it
             if not self._is_of_an_answer(error):
                 return self._ends(error)
         else:
-            came = self._came
-            rank, number, has_returned, value = came
-            if has_returned and number:
-                self._table.answer(rank, number, value, None)
-            else:
-                self._hand_on(rank, number, has_returned, value)
-            if self._came is came:  # else a handler that called has handed it on
-                self._came = None
+            while came := self._came:
+                answer = came[0]
+                rank, number, has_returned, value = answer
+                if has_returned and number:
+                    self._table.answer(rank, number, value, None)
+                else:
+                    self._hand_on(rank, number, has_returned, value)
+                if came and came[0] is answer:  # else a handler that called has handed it on
+                    del came[0]
         if self.followers:
             self._wake()
         return True
