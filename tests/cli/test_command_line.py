@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +188,64 @@ def test_top_shows_what_a_name_contains() -> None:
         assert screen.until_end() == 0
 
 
-def test_top_needs_a_terminal() -> None:
-    done = run("top")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "memlane: top needs a terminal; use `memlane ls`\n"
+@pytest.mark.parametrize("is_piped", [True, False])
+def test_top_prints_plain_lines_into_a_pipe_and_on_a_dumb_terminal(is_piped: bool) -> None:
+    """One look below the other; once nobody reads the pipe, it ends as other programs do."""
+    with queue_of(1) as (writer, _):
+        name = name_in(writer.handle)[8:14]
+        if not is_piped:
+            command = ("top", "--interval", "0.2")
+            with terminal(*command, module="memlane", term="dumb") as screen:
+                screen.until_shown(f"(?s){name}.*{name}")
+                assert "\x1b" not in screen.shown
+                screen.type(b"\x03")
+                assert screen.until_end() in (0, 130)
+            return
+        top = [*MEMLANE, "top", "--interval", "0.2"]
+        with subprocess.Popen(top, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(3)]
+            assert b"/dev/shm: " in lines[0]
+            assert lines[1].startswith(b"SEGMENT")
+            process.stdout.close()
+            assert process.wait(PATIENCE) == -signal.SIGPIPE
+
+
+def test_top_shows_what_is_wrong_first_and_scrolls() -> None:
+    """At 80 columns and a few lines."""
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(queue_of(1))
+        late = stack.enter_context(MessageQueue(1, 1, name="zzz-late"))
+        size = ("top", "--interval", "0.2")
+        with terminal(*size, module="memlane", size=(80, 8)) as screen:
+            shown = screen.until_shown(r"(?s)SEGMENT +STATE.*?q quit")
+            lines = [line for line in without_codes(shown).splitlines() if "queue" in line]
+            assert re.match("zzz-late +attaching", lines[0])
+            assert max(map(len, lines)) <= 80
+            screen.until_shown("1-5 of 9")
+            screen.type(b"\x1b[B")
+            screen.until_shown("2-6 of 9")
+            screen.type(b"\x1b[6~")
+            screen.until_shown("5-9 of 9")
+            screen.type(b"q")
+            assert screen.until_end() == 0
+        late.close()
+
+
+def test_trace_into_a_pipe_that_nobody_reads_ends_as_other_programs_do() -> None:
+    with queue_of(1):
+        reads, writes = os.pipe()
+        os.close(reads)
+        command = [*MEMLANE, "trace", str(os.getpid()), "--seconds", "0.01", "-o"]
+        done = subprocess.run(
+            [*command, f"/dev/fd/{writes}"],
+            pass_fds=[writes],
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        os.close(writes)
+        assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_clean_shows_first_and_removes_with_yes() -> None:

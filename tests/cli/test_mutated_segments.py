@@ -109,7 +109,7 @@ def test_every_command_reads_them(paths: list[Path], tmp_path: Path) -> None:
                 codes = (0, 1, 2, 3) if command in more else (0, 1, 3)
                 assert done.exit_code in codes, (command, done.output, done.exception)
                 assert isinstance(done.exception, SystemExit | None), (command, done.exception)
-            assert view.draw(80)
+            assert view.draw(80, 24)
             assert "memlane_unreadable_segments" in source.metrics()
             assert source.as_json()["segments"]
     finally:

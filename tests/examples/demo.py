@@ -143,6 +143,7 @@ def terminal(
     env: dict[str, str] | None = None,
     size: tuple[int, int] = (80, 40),
     module: str = "engine",
+    term: str = "xterm-256color",
 ) -> Iterator[Terminal]:
     """The demo in the foreground of a terminal; it is killed at the end of the block."""
     ours, theirs = os.openpty()
@@ -151,7 +152,7 @@ def terminal(
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         process = subprocess.Popen(
             command(*arguments, module=module),
-            env={**(environment() if env is None else env), "TERM": "xterm-256color"},
+            env={**(environment() if env is None else env), "TERM": term},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

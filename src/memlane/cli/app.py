@@ -48,6 +48,9 @@ def _in_a_line(trouble: str = "") -> Iterator[None]:
         raise fail(str(error)) from None
     except MemlaneError as error:
         raise fail(str(error), 4) from None
+    except BrokenPipeError:  # of another file than standard output, which does the same
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
     except OSError as error:
         if not trouble:
             raise
@@ -121,13 +124,11 @@ def show_live(
         float, typer.Option(help="Seconds between two looks.", min=0.2, max=3600)
     ] = 2.0,
 ) -> None:
-    """Show the segments live; q ends it."""
+    """Show the segments live, in a pipe one look below the other; q ends it."""
     from memlane.cli import top
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise fail("top needs a terminal; use `memlane ls`")
     _end_on_sigterm()
-    with _in_a_line():
+    with _in_a_line(), suppress(KeyboardInterrupt):
         top.run(interval)
 
 

@@ -9,6 +9,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,17 +23,23 @@ from memlane.inspect import Segment, segments
 
 _COLUMNS = [
     ("SEGMENT", "left"),
+    ("STATE", "left"),
     ("KIND", "left"),
     ("HOLDERS", "left"),
     ("MSG/S", "right"),
     ("LAG", "right"),
     ("WAITS", "right"),
-    ("EXTENTS", "right"),
+    # Of wide terminals:
     ("LENT", "right"),
     ("HITS", "right"),
-    ("STATE", "left"),
+    ("EXTENTS", "right"),
 ]
-_KEYS = "q quit   s sort   f kind   / name   + - interval"
+_KEYS = "q quit   s sort   f kind   / name   + - interval   arrows scroll"
+_SEQUENCES = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j"}
+_SEQUENCES |= {"\x1b[5~": "b", "\x1b[6~": " "}  # page up and down
+_NARROW = 100  # columns of a terminal that has space for 7 of these
+_ALL = 1 << 30  # lines
+_AROUND = 3  # lines beside the rows
 _KINDS = ("", "queue", "store", "region", "tier", "ring")
 
 
@@ -40,11 +47,20 @@ def _lag(segment: Segment) -> int:
     return max((who.behind for who in segment.participants), default=0)
 
 
+def _badness(segment: Segment) -> int:
+    """What is wrong comes first, then queues in which somebody waits for readers that lag."""
+    if writing.state(segment) not in ("", "latest"):
+        return -2
+    is_blocked = any(who.activity == "waiting" for who in segment.participants[:1])
+    return -1 if is_blocked else 0
+
+
 _SORTS: dict[str, Callable[[Segment, float], tuple[float, str]]] = {
-    "name": lambda segment, rate: (0, segment.label or segment.name),
+    "state": lambda segment, rate: (_badness(segment), segment.label or segment.name),
     "rate": lambda segment, rate: (-rate, segment.name),
     "lag": lambda segment, rate: (-_lag(segment), segment.name),
     "size": lambda segment, rate: (-segment.used, segment.name),
+    "name": lambda segment, rate: (0, segment.label or segment.name),
 }
 
 
@@ -57,6 +73,8 @@ class View:
         self._kinds = list(_KINDS)
         self._name = ""  # shown are those whose names contain it
         self._is_typing = False
+        self._first = 0  # the row that is shown first
+        self._page = 1
         self._rates = Rates()
 
     def press(self, key: str) -> bool:
@@ -77,6 +95,9 @@ class View:
                 self.interval = min(60.0, self.interval * 2)
             case "-":
                 self.interval = max(0.25, self.interval / 2)
+            case "j" | "k" | " " | "b":
+                rows = {"j": 1, "k": -1, " ": self._page, "b": -self._page}[key]
+                self._first = max(0, self._first + rows)
         return False
 
     def _type(self, key: str) -> None:
@@ -90,8 +111,8 @@ class View:
             case _ if key.isprintable():
                 self._name += key
 
-    def draw(self, width: int) -> Group:
-        """One look at all segments."""
+    def draw(self, width: int, height: int) -> Group:
+        """One look at all segments, as much of it as fits."""
         seen = segments()
         rates = self._rates.of(seen, time.monotonic())
         kind, name = self._kinds[0], self._name
@@ -99,13 +120,24 @@ class View:
         known = [each for each in seen if name in each.name or name in each.label]
         shown = [each for each in known if kind in ("", each.kind)]
         shown.sort(key=lambda segment: order(segment, rates.get(segment.name, 0.0)))
-        rows = [_row(segment, rates.get(segment.name)) for segment in shown]
+        self._page = max(1, height - _AROUND)
+        self._first = max(0, min(self._first, len(shown) - self._page))
+        part = shown[self._first : self._first + self._page]
+        rows = [_row(segment, rates.get(segment.name)) for segment in part]
         filtered = f", only {kind}" if kind else ""
         keys = f"name: {name}_   Enter done   Esc all names" if self._is_typing else _KEYS
         if name and not self._is_typing:
             keys += f"   name: {name}"
+        if len(part) < len(shown):
+            keys = f"{self._first + 1}-{self._first + len(part)} of {len(shown)}   {keys}"
         title = f"{shm_line()}; every {self.interval:g} s, by {self._sorts[0]}{filtered}"
-        return Group(Text(title), writing.table(_COLUMNS, rows, width), Text(keys, style="dim"))
+        count = len(_COLUMNS) if width >= _NARROW else 7
+        table = writing.table(_COLUMNS[:count], [row[:count] for row in rows], width)
+        return Group(_line(title), table, _line(keys, "dim"))
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _row(segment: Segment, per_second: float | None) -> list[str]:
@@ -116,15 +148,15 @@ def _row(segment: Segment, per_second: float | None) -> list[str]:
     lent = sum(who.lent for who in people)
     return [
         writing.title(segment.name, segment.label),
+        writing.state(segment),
         segment.kind,
         writing.holders(segment),
         writing.rate(per_second),
         lags if is_queue else "",
         str(sum(who.activity == "waiting" for who in people)) if is_queue else "",
-        str(people[0].extents) if is_queue and people else "",
         writing.nbytes(lent) if lent else "",
         _hits(segment),
-        writing.state(segment),
+        str(people[0].extents) if is_queue and people else "",
     ]
 
 
@@ -152,14 +184,36 @@ def _keys() -> Iterator[int]:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
+def _is_plain() -> bool:
+    """Whether there is no terminal, or one that cannot move its cursor."""
+    is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+    return is_dumb or not (sys.stdin.isatty() and sys.stdout.isatty())
+
+
+def _print_looks(view: View) -> None:
+    """Each look below the one before, without keys, until the process is ended."""
+    console = writing.console()
+    while True:
+        title, table, _ = view.draw(console.width, _ALL).renderables
+        console.print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {title}", soft_wrap=True)
+        console.print(table)
+        sys.stdout.flush()
+        time.sleep(view.interval)
+
+
 def run(interval: float) -> None:
+    """Shows the segments until a key or a signal ends it."""
     view = View(interval)
+    if _is_plain():
+        _print_looks(view)
     console = Console(highlight=False)
     with _keys() as file, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(view.draw(console.width), refresh=True)
+            live.update(view.draw(console.width, console.height), refresh=True)
             if not is_readable_within(file, view.interval):
                 continue
             keys = os.read(file, 64).decode(errors="replace")
+            for sequence, key in _SEQUENCES.items():
+                keys = keys.replace(sequence, key)
             if not keys or any(view.press(key) for key in keys):
                 return
