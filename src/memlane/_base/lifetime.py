@@ -180,7 +180,8 @@ def _start(thread: threading.Thread) -> None:
     try:
         _thread.start_new_thread(start, ())
         started.acquire()
-        _until_gone(ids[0])
+        if ids[0] != _thread.get_native_id():  # gevent's are greenlets of this one
+            _until_gone(ids[0])
     except RuntimeError as error:
         if not _is_lack(error):
             raise
