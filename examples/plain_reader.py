@@ -21,7 +21,7 @@ class PlainReader:
         magic, major = struct.unpack_from("<8sI", self.memory, self.header)
         (features,) = struct.unpack_from("<Q", self.memory, self.header + 48)
         geometry = struct.unpack_from("<3Q", self.memory, self.header + 72)
-        is_known = (magic, major, features) == (b"MEMLANE1", 4, 0)
+        is_known = (magic, major, features) == (b"MEMLANE1", 5, 0)
         if not is_known or geometry != (n_reader, chunk_bytes, chunks):
             raise ValueError(f"{name} is not such a ring: {magic!r}, layout {major}, {geometry}")
         (count,) = struct.unpack_from("<I", self.memory, self.header + 68)

@@ -11,6 +11,7 @@ MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 soak \
 MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 soak \
     tests/network/test_soak.py tests/network/test_cable.py tests/network/test_strangers.py \
     tests/network/test_ends.py
+MEMLANE_SOAK_NAMES=2000 MEMLANE_SOAK_NAME_RACES=1000 soak tests/doors/test_kills.py
 MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 soak tests/broadcast/test_replaced_readers.py tests/broadcast/test_latest_kills.py
 MEMLANE_SOAK_WORKERS=100000 soak tests/workers/test_oracle.py
 MEMLANE_SOAK_TORTURE=1200 soak tests/crash/test_torture.py

@@ -65,6 +65,8 @@ BASES = (
     Run("place", "CHUNKS=2 MESSAGES=3"),
     Run("place", "CHUNKS=1 MESSAGES=3 LATE"),
     Run("place", "CHUNKS=2 MESSAGES=3 LATE"),
+    Run("place", "CHUNKS=1 MESSAGES=3 REOPENED_LATE"),
+    Run("place", "CHUNKS=2 MESSAGES=2 REOPENED_LATE"),
     Run("latest", "CHUNKS=3 READERS=1 MESSAGES=5 KEEPS"),
     Run("latest", "CHUNKS=4 READERS=2 MESSAGES=3"),
     Run("segment", "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"),
@@ -280,6 +282,7 @@ VARIANTS = (
     place("readmit", "leaves the flags of the predecessor", "FLAGS_STAY"),
     place("readmit", "opens before it sets the flags", "OPENED_BEFORE_CLEARED", BEGINS),
     place("readmit", "leaves `admitted`", "LATE ADMITTED_STAYS", BEGINS),
+    place("attach", "takes no `admitted` for 0", "REOPENED_LATE COUNTED_AT_ONCE", BEGINS),
     place("attach", "compares no generation", "NO_GENERATION", OPENED),
     place(
         "attach", "compares the generation before it has the lock", "GENERATION_BEFORE_LOCK", OPENED

@@ -5,7 +5,8 @@
  * place, and opens it again, OPENINGS times at most. Two processes get a handle at any time, try once to take the place
  * with it, read, and close; the first may be killed between any two steps; the kernel then drops the lock, once all that it had stored is visible. With LATE the
  * place is open from the start, and the writer counts a reader only from the moment at which it sees it. Stores are
- * buffered (memory.pml); lock calls are steps that order.
+ * buffered (memory.pml); lock calls are steps that order. With REOPENED_LATE the writer counts from the start who comes first;
+ * those who take a place that was opened again it counts from then on, or once it sees them, as it likes.
  *
  * Abstracted: waiting, and all that ring.pml and death.pml show. MESSAGES are published.
  *
@@ -131,16 +132,21 @@ inline readmit() {
         }
         chunk = 0;
 #endif
-#ifdef LATE
-        reader = UNCOUNTED;
+        if
+#if defined(LATE) || defined(REOPENED_LATE)
+        :: true ->
+            reader = UNCOUNTED;
 #ifndef ADMITTED_STAYS
-        store_relaxed(WRITER, ADMITTED, 0);
+            store_relaxed(WRITER, ADMITTED, 0)
 #endif
-#else
-        reader = EXPECTED;
-        opened_at = published;
-        store_relaxed(WRITER, ADMITTED, 1 + published);
 #endif
+#ifndef LATE
+        :: true ->
+            reader = EXPECTED;
+            opened_at = published;
+            store_relaxed(WRITER, ADMITTED, 1 + published)
+#endif
+        fi;
 #ifndef OPENED_BEFORE_CLEARED
         store_release(WRITER, STATE, ABSENT);
         drop_lock(WRITER);
@@ -225,12 +231,20 @@ proctype candidate(byte who) {
 #endif
 #ifndef LATE
         load(who, ADMITTED, position);
-        d_step {
-            position = (position -> position - 1 : 0);
-            is_counted = 1;
-            begins_where_counted = (position == opened_at);
-            assert(begins_where_counted)
-        }
+        if
+#if defined(REOPENED_LATE) && !defined(COUNTED_AT_ONCE)
+        :: handle && !position
+        :: !handle || position ->
+#else
+        :: true ->
+#endif
+            d_step {
+                position = (position -> position - 1 : 0);
+                is_counted = 1;
+                begins_where_counted = (position == opened_at);
+                assert(begins_where_counted)
+            }
+        fi;
 #endif
         atomic {
             place_is_held_by_one = (!owner || killed[owner - 1] || has_closed[owner - 1]);
@@ -243,7 +257,7 @@ proctype candidate(byte who) {
         }
         do
         ::
-#ifdef LATE
+#if defined(LATE) || defined(REOPENED_LATE)
            if
            :: !is_counted ->
 #ifdef ADMIT_LOAD_RELAXED

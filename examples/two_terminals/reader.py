@@ -1,11 +1,7 @@
-"""Reads what writer.py writes; start writer.py first: `python reader.py FOLDER`."""
+"""Reads what writer.py writes, whichever of the two is started first: `python reader.py`."""
 
-import sys
-from pathlib import Path
+from memlane import MessageQueue
 
-from memlane import Handle, MessageQueue
-
-handle = Handle.from_json((Path(sys.argv[1]) / "steps.json").read_text())
-with MessageQueue.create_from_handle(handle) as queue:
+with MessageQueue.open("steps", timeout=60) as queue:
     for message in queue:  # until the writer closes, or WriterDied
         print(message)

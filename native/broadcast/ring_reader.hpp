@@ -37,9 +37,10 @@ public:
         if (participants_.openings(slot()) != opening)
             throw core::RankTaken("the place was opened again for another process; the handle that readmit() returned last is needed");
         if (ring_.is_latest()) latest_.emplace(ring_, reader);
-        is_counted_ = !has_late_readers();
-        // Late readers cannot know yet; until then they are as far as the writer.
+        // Late readers cannot know yet; until then they are as far as the writer. A place that was opened again is theirs unless
+        // the writer has said from where on it counts.
         const std::uint64_t admitted = core::load_relaxed(own().admitted);
+        is_counted_ = !has_late_readers() && (opening == 0 || admitted != 0);
         if (!is_counted_ || admitted != 0) begin_at(is_counted_ ? admitted - 1 : core::load_relaxed(participants_.slot(kWriterSlot).position));
         participants_.join(slot(), os::own_identity());
     }

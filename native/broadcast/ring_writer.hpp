@@ -39,6 +39,7 @@ public:
         : RingEnd(std::move(segment), geometry, kSlot, reserved_bytes, first),
           pool_(segment_, pool_bytes),
           extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
+          has_uncounted_(has_late_readers()),
           readers_(geometry.n_reader, has_late_readers() ? Reader::uncounted : Reader::expected) {
         if (ring_.is_latest()) latest_.emplace(ring_);
         last_look_ = os::monotonic_now();
@@ -239,10 +240,16 @@ public:
         if (is_stopping()) return {core::Status::closed};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         if (result == core::WaitResult::timed_out) return {core::Status::would_block};
-        forget(reader);
-        readers_[reader] = has_late_readers() ? Reader::uncounted : Reader::expected;
-        participants_.reopen(1 + reader);
+        reopen(reader, has_late_readers());
         return {core::Status::ok};
+    }
+
+    // The same without waiting, for a reader that counts from its own attaching on: nobody waits for one that never comes.
+    bool readmit_late(std::size_t reader) {
+        if (!is_gone(reader) || readers_[reader] == Reader::uncounted) return false;
+        if (!segment_->lock().take_slot(1 + reader)) return false;  // it closes in this moment
+        reopen(reader, true);
+        return true;
     }
 
     // The slots of the readers that keep the next chunk from being free; if it is free, those that have not finished
@@ -294,7 +301,7 @@ public:
     }
 
 private:
-    // uncounted: a late reader that has not attached.
+    // uncounted: a late reader that has not attached, or one in a place that readmit_late() has opened.
     enum class Reader : std::uint8_t { expected, dead, closed, released, uncounted };
 
     bool is_waited_for(std::size_t r) const noexcept { return readers_[r] == Reader::expected || readers_[r] == Reader::dead; }
@@ -317,7 +324,7 @@ private:
 
     // Counts the late readers that have attached since: their first message is the next.
     void admit_late_readers() noexcept {
-        if (!has_late_readers()) return;
+        if (!has_uncounted_) return;
         SYNC_LOAD(wake);
         if (const std::uint32_t seen = core::load_acquire(segment_->header().membership); seen != membership_) {
             membership_ = seen;
@@ -325,8 +332,13 @@ private:
         }
     }
     void admit() noexcept {
+        has_uncounted_ = false;
         for (std::size_t r = 0; r < readers_.size(); ++r) {
-            if (readers_[r] != Reader::uncounted || participants_.state(1 + r) != core::SlotState::attached) continue;
+            if (readers_[r] != Reader::uncounted) continue;
+            if (participants_.state(1 + r) != core::SlotState::attached) {
+                has_uncounted_ = true;
+                continue;
+            }
             // Relaxed: the full fence at the end of every publish has come before, so that the reader sees all flags of
             // older messages, which count as read.
             SYNC_STORE(admit);
@@ -335,8 +347,16 @@ private:
         }
     }
 
+    // The caller holds the lock of the slot, which this drops.
+    void reopen(std::size_t r, bool is_late) noexcept {
+        forget(r, is_late);
+        readers_[r] = is_late ? Reader::uncounted : Reader::expected;
+        has_uncounted_ |= is_late;
+        participants_.reopen(1 + r);
+    }
+
     // Removes what the reader has left in the ring. The caller holds the lock of its slot.
-    void forget(std::size_t r) noexcept {
+    void forget(std::size_t r, bool is_late) noexcept {
         for (std::uint64_t chunk = 0; chunk < ring_.geometry().max_chunks; ++chunk)
             core::store_relaxed<std::uint8_t>(ring_.consumed_by(chunk, r), latest_ ? kNotKept : 1);
         bool keeps_any = false;  // for good, in a process that lives on
@@ -357,7 +377,7 @@ private:
         core::store_relaxed<std::uint32_t>(slot.reading, 0);
         core::store_relaxed<std::uint64_t>(slot.skipped, 0);
         core::store_relaxed(slot.position, position_);
-        core::store_relaxed<std::uint64_t>(slot.admitted, has_late_readers() ? 0 : 1 + position_);
+        core::store_relaxed<std::uint64_t>(slot.admitted, is_late ? 0 : 1 + position_);
     }
 
     // True if a reader keeps the extent beyond its lap. A closed or released reader does not: its leases are copies.
@@ -612,7 +632,7 @@ private:
 
     void look_at_readers(os::Nanoseconds now) {
         last_look_ = now;
-        if (has_late_readers()) admit();  // also one that was killed before it could tell
+        if (has_uncounted_) admit();  // also one that was killed before it could tell
         for (std::size_t r = 0; r < readers_.size(); ++r) {
             if (readers_[r] != Reader::expected) continue;
             switch (participants_.presence(1 + r)) {
@@ -644,6 +664,7 @@ private:
     bool is_deserted_ = false;
     std::uint32_t membership_ = 0;  // when late readers were last looked for
     bool lacks_space_ = false;  // the last call has waited for that in vain
+    bool has_uncounted_;
     std::vector<Reader> readers_;
     std::optional<LatestWriter> latest_;  // in a ring of that kind
 };

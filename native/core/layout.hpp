@@ -20,8 +20,8 @@ inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", l
 // writer gives space of chunks back (RingWaits::given_back), so a reader that does not look at that count would touch
 // pages without space. 4: a ring has a section more, of delivery times. Minor: raise it for fields in reserved bytes that may
 // be ignored. 4.1: `openings`. 4.2: `answers_to`. 4.3: `label`.
-inline constexpr std::uint32_t kLayoutMajor = 4;
-inline constexpr std::uint32_t kLayoutMinor = 3;
+inline constexpr std::uint32_t kLayoutMajor = 5;
+inline constexpr std::uint32_t kLayoutMinor = 0;
 // Features, of a ring: readers attach at any time, and their first message is at `admitted`.
 inline constexpr std::uint64_t kLateReaders = 1;
 // The documented flags say nothing: readers get the latest message only (broadcast/latest.hpp).
@@ -115,7 +115,7 @@ struct ParticipantSlot {
     };
     std::uint64_t leased_bytes;  // of extents that leases keep; of the latest, also of what views keep
     std::uint64_t admitted;  // in a reader's slot, by the writer: 1 + the position of its first message; 0: that of the ring,
-                             // or, with late readers, not known yet
+                             // or, with late readers and in a place that was opened again, not known yet
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC, as of its last tick

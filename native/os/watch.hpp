@@ -71,6 +71,9 @@ public:
         if (::inotify_add_watch(events_.file().get(), path.c_str(), what) < 0) throw_errno("cannot watch " + path);
     }
 
+    // Readable once something has happened.
+    int descriptor() const noexcept { return events_.file().get(); }
+
     // Waits for what happens next; nothing once `end` is readable.
     std::vector<Event> wait(const FileDescriptor& end) const noexcept {
         for (;;) {

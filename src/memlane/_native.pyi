@@ -74,6 +74,16 @@ class AfterReturn:
 
 after_return: AfterReturn = ...
 
+class FolderWatch:
+    """
+    Its descriptor is readable once a name has come to a folder, or left it.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises SystemFault."""
+
+    def fileno(self) -> int: ...
+
 def is_plain(object: object | None) -> bool:
     """Whether MessagePack restores the object exactly."""
 
@@ -361,6 +371,9 @@ class RingWriter:
         """
         Opens the place of a reader that has closed or was released; False if it is neither.
         """
+
+    def readmit_late(self, reader: int) -> bool:
+        """Opens the place for a late reader, from any thread; False: not now."""
 
     def kept(self) -> list[tuple[int, int, int, int, int]]:
         """

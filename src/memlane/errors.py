@@ -387,6 +387,23 @@ def _name_of(user: int) -> str:
         return f"uid {user}"
 
 
+class NameTaken(MemlaneError, FileExistsError):
+    """A living process serves under this name; nothing was changed.
+
+    Attributes:
+        name: that name.
+        pid: of that process; 0 if it is in another pid namespace, or too busy to be asked.
+    """
+
+    errno = errno.EEXIST
+
+    def __init__(self, name: str, pid: int) -> None:
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(f"{name!r} is served by {who}; end it, or serve under another name")
+        self.name = name
+        self.pid = pid
+
+
 class TierInUse(MemlaneError, RuntimeError):
     """Another tier, of this process or another, has these files open.
 

@@ -186,6 +186,21 @@ def _() -> Iterator[Scene]:
         yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), reader.dequeue
 
 
+@scene("MessageQueue.open")
+def _() -> Iterator[Scene]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        ExitStack() as stack,
+    ):
+        patch.setenv("MEMLANE_RUN", folder)
+
+        def serve() -> None:
+            stack.enter_context(MessageQueue(1, name="steps", serve=True))
+
+        yield lambda timeout: MessageQueue.open("steps", timeout=timeout).close(), serve
+
+
 @scene("Gather.dequeue")
 def _() -> Iterator[Scene]:
     with gather_of() as (reader, writers):

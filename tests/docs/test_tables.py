@@ -66,6 +66,7 @@ def _constructors() -> dict[str, Any]:
     return {
         "MessageQueue": MessageQueue,
         "MessageQueue.create_from_handle": MessageQueue.create_from_handle,
+        "MessageQueue.open": MessageQueue.open,
         "MessageQueue.create_from_process_group": MessageQueue.create_from_process_group,
         "ShmRingBuffer": memlane.ShmRingBuffer,
         "SingleWriterShmRingBuffer": memlane.SingleWriterShmRingBuffer,

@@ -133,6 +133,8 @@ void bind_broadcast(nb::module_& m) {
              "Stops waiting for a reader that is dead or absent; False if it is alive.")
         .def("readmit", &RingWriter::readmit, "reader"_a,
              "Opens the place of a reader that has closed or was released; False if it is neither.")
+        .def("readmit_late", &RingWriter::readmit_late, "reader"_a,
+             "Opens the place for a late reader, from any thread; False: not now.")
         .def("kept", &RingWriter::kept, nb::sig("def kept(self) -> list[tuple[int, int, int, int, int]]"),
              "Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.")
         .def_prop_ro("deserted_since", &RingWriter::deserted_since, nb::sig("def deserted_since(self) -> int | None"),

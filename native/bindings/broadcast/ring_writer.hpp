@@ -159,6 +159,21 @@ public:
         return outcome.status == core::Status::ok;
     }
 
+    // For a thread that makes no calls of this end: runs at once, with the GIL held, or as the call under way ends. False if the
+    // place is not open yet; ask again later.
+    bool readmit_late(std::size_t reader) {
+        readable();
+        if (is_called() || has_open_block()) {
+            if (std::find(asked_.begin(), asked_.end(), reader) == asked_.end()) asked_.push_back(reader);
+            return false;
+        }
+        const Call call(*this);
+        return core().readmit_late(reader);
+    }
+    void after_call() noexcept {
+        if (!asked_.empty()) readmit_asked();
+    }
+
     // In nanoseconds of the monotonic clock; None if a reader may still read.
     nb::object deserted_since() {
         const Unwatched unwatched(*this);
@@ -167,6 +182,16 @@ public:
     }
 
 private:
+    void readmit_asked() noexcept {
+        if (is_closed() || !core().segment().is_own() || has_open_block()) return;
+        for (const std::size_t reader : std::exchange(asked_, {})) {
+            try {
+                core().readmit_late(reader);
+            } catch (const std::system_error&) {  // the kernel refuses a lock: whoever asks again gets the error
+            }
+        }
+    }
+
     nb::object begin_write(nb::handle timeout) {
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
@@ -322,6 +347,7 @@ private:
 
     Encoder encoder_;
     bool has_sent_ = false;
+    std::vector<std::size_t> asked_;  // places that another thread has asked to open during a call
     bool has_told_;  // that nobody reads any more
     std::uint64_t unchecked_ = 0;  // bytes of extents since the last look at the machine's memory
     std::optional<std::pair<Claim, std::weak_ptr<void>>> open_;  // the chunk whose block is open, and its memory

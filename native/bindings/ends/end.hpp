@@ -139,6 +139,9 @@ public:
         return core::label_of(segment_->header());
     }
     bool is_closed() const noexcept { return closed_; }
+    bool is_called() const noexcept { return call_.is_under_way(); }
+    // What another thread has asked for meanwhile; before the next call can begin.
+    void after_call() noexcept {}
     // The position it had when it was closed.
     std::uint64_t last_position() const noexcept { return last_position_; }
     // The readers' ranks, by place.
@@ -183,6 +186,7 @@ public:
         Call& operator=(const Call&) = delete;
         ~Call() {
             if (end_.closing_) end_.finish(end_.announce_);
+            static_cast<Bound&>(end_).after_call();
             if (end_.watch_) {
                 if (!end_.closed_) end_.show_awaited();
                 end_.watch_->resume(static_cast<Bound&>(end_).is_ready_anyway());

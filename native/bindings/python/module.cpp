@@ -9,6 +9,7 @@
 #include "bindings/python/byte_views.hpp"
 #include "bindings/python/call_guard.hpp"
 #include "bindings/python/failures.hpp"
+#include "bindings/python/folder_watch.hpp"
 #include "bindings/python/gil.hpp"
 #include "bindings/python/installed.hpp"
 #include "bindings/python/systems.hpp"
@@ -35,6 +36,7 @@ NB_MODULE(_native, m) {
     bindings::bind_byte_views(m);
     bindings::bind_call_guard(m);
     bindings::bind_after_return(m);
+    bindings::bind_folder_watch(m);
     bindings::bind_messages(m);
     bindings::bind_ends(m);
     bindings::bind_broadcast(m);

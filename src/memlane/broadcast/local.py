@@ -323,6 +323,15 @@ class LocalWriter(LocalEnd[RingWriter]):
         if not self.native.readmit(self.native.ranks.index(rank)):
             raise not_readmitted(rank, self._who(rank).state)
 
+    def readmit_late(self, rank: int) -> bool:
+        """Opens the place of a reader that has ended to one that counts once it has attached; at
+        once, or (False) as the call under way ends. For a thread that makes no calls of this end.
+        """
+        who = self._who(rank)
+        if who.is_of_here:
+            self._former_pids.add(who.slot.pid)
+        return self.native.readmit_late(self.native.ranks.index(rank))
+
     def pids(self) -> set[int]:
         return super().pids() | self._former_pids
 

@@ -50,10 +50,13 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from memlane._doors.door import Door
     from memlane._native import RingGeometry
     from memlane.broadcast.local import End, ReaderEnd, WriterEnd
     from memlane.broadcast.network.writer import NetworkWriter
     from memlane.broadcast.statistics import QueueStatistics
+
+_MOST_SERVED = 4096  # readers; their handle is one packet
 
 
 class _Habit:
@@ -84,6 +87,27 @@ def _not_a_reader(call: str) -> WrongRole:
 
 def _openings_of(writer: WriterEnd) -> tuple[int, ...]:
     return () if writer.segment is None else tuple(writer.segment.openings())
+
+
+def _check_served(label: str, readers: int, local: int) -> None:
+    if not label:
+        raise InvalidArgument("serve=True needs a name")
+    if local < readers:
+        raise Unsupported(
+            "a queue with readers on other hosts cannot be served by its name: send them "
+            "export_handle(rank)"
+        )
+    if not 0 < readers <= _MOST_SERVED:
+        raise InvalidArgument(f"a served queue has 1 to {_MOST_SERVED} readers, not {readers}")
+
+
+def door_of(label: str, handle: Handle, writer: LocalWriter) -> Door:
+    """Opens the door of a queue."""
+    with fork_waits:
+        from memlane._doors.door import Door
+        from memlane.broadcast.serving import QueueHost
+
+    return Door(label, QueueHost(handle, writer))
 
 
 def _send_of_a_reader(_obj: object, _timeout: float | None) -> NoReturn:
@@ -127,6 +151,8 @@ class MessageQueue(AnyQueue[M]):
             waits for a reader that has not attached.
         name: what people call the queue; shown by every command, in errors, log lines and metrics.
             At most 40 ASCII letters, digits and `. _ - [ ] /`.
+        serve: other programs of this user and host join by `MessageQueue.open(name)`, and take the
+            places of readers that have closed or were released. Needs a `name`.
         mode: "all", or "latest": the writer never waits, whatever its calls say of waiting, and
             each reader gets the latest message that it has not seen, not those before. There are
             then at least `n_reader + 2` chunks.
@@ -141,7 +167,9 @@ class MessageQueue(AnyQueue[M]):
             or an address that is not this host's.
         ShmExhausted: /dev/shm has no space for it.
         Unsupported: there are remote readers, and libzmq was built without CURVE, or `mode` is
-            "latest".
+            "latest", or it is to be served.
+        NameTaken: a living process serves under that name.
+        SegmentRefused: the folder of names is not this user's alone.
 
     One thread at a time may use a queue in a process; `close()` may be called from any thread. Only
     `close()`, or leaving a `with` block without an exception, tells the peers: a queue that is
@@ -150,6 +178,7 @@ class MessageQueue(AnyQueue[M]):
 
     _reader: ReaderEnd | None
     _writer: WriterEnd | None
+    _door: Door | None = None  # by which others join, if it is served
     _instead_of_pickling = (
         "send export_handle(rank), and call create_from_handle(handle) in the receiver"
     )
@@ -175,6 +204,7 @@ class MessageQueue(AnyQueue[M]):
         late_readers: bool = False,
         mode: Mode = "all",
         name: str | None = None,
+        serve: bool = False,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = (
@@ -200,6 +230,8 @@ class MessageQueue(AnyQueue[M]):
             late_readers=late_readers,
         )
         label = checked_label(name)
+        if serve:
+            _check_served(label, readers, local)
         queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         end: WriterEnd
@@ -226,6 +258,42 @@ class MessageQueue(AnyQueue[M]):
             self._setup(handle, geometry, end, None, late_readers)
         if label:
             self.name = label
+        if serve:
+            with undone_by(self._abandon):
+                self._door = door_of(label, handle, cast("LocalWriter", end))
+
+    @classmethod
+    def open(cls, name: str, rank: int | None = None, *, timeout: float | None = None) -> Self:
+        """Attaches to the queue that a program of this user serves under `name`, once one does.
+
+        If no reader has had that place, it gets every message from the first, else from the next
+        one on.
+
+        Args:
+            name: as that of the queue that was made with `serve=True`.
+            rank: the place; None: the next free one. That of a reader that has died is waited for:
+                its writer must call `release_reader`.
+            timeout: in seconds.
+
+        Raises:
+            TimedOut: after `timeout` seconds; it says what was missing.
+            RankTaken: a living process has the place, or all of them.
+            InvalidArgument: there is no such rank, or what is served there is no MessageQueue.
+            SegmentRefused: the folder of names, or the socket, is not this user's alone.
+            LayoutMismatch: its writer has another version of memlane.
+            MemlaneError: as `create_from_handle`.
+        """
+        with fork_waits:
+            from memlane._doors.search import opened
+
+        rank = None if rank is None else checked_rank(rank)
+        return opened(
+            name,
+            "MessageQueue",
+            rank,
+            timeout,
+            lambda text, given: cls.create_from_handle(Handle.from_json(text), given),
+        )
 
     @classmethod
     def create_from_handle(
@@ -358,6 +426,11 @@ class MessageQueue(AnyQueue[M]):
         if end is not None:
             self._own(end.abandon)
 
+    def _abandon(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        super()._abandon()
+
     # Both ends ------------------------------------------------------------------------------
 
     @property
@@ -469,6 +542,8 @@ class MessageQueue(AnyQueue[M]):
         """
         seconds_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
+        if self._door is not None:
+            self._door.close()
         try:
             self._end.close(timeout)
         except TimedOut:  # it is closed all the same

@@ -16,7 +16,7 @@ from memlane._base.slots import PEER, SLOT, PeerFacts, Slot, slots_in
 from memlane._base.tier_counters import TIER_COUNTERS
 
 PAGE = 4096
-MAJOR = 4
+MAJOR = 5
 MAGIC = b"MEMLANE1"
 
 _HEADER_BYTES = 1024

@@ -1,0 +1,1 @@
+"""Programs that did not start each other, and meet by a name."""
