@@ -17,6 +17,7 @@ ALL = [
     "remote.relayed",
     "remote.scale",
     "awaiting",
+    "bursts",
     "watching",
     "exporting",
     "gathering",
