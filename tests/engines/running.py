@@ -1,6 +1,7 @@
 """Runs a scenario in its own process."""
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -8,12 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from memlane.engines.vllm._engine import VLLM
 from tests.engines import sources
 from tests.engines.warm import server
 from tests.support import PATIENCE
+from tests.support.missing import needed
 
 RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
+# `make engines` fetches those that `make test` does without.
+EVERY_RELEASE = pytest.mark.parametrize(
+    "release",
+    [
+        pytest.param(
+            release,
+            marks=needed(
+                "other releases of vLLM",
+                release in sources.USUAL or (sources.HERE / release).exists(),
+            ),
+        )
+        for release in VLLM.tested
+    ],
+)
 ROOT = Path(__file__).parents[2]
+
+
+def replacements_in(log: str) -> list[str]:
+    """What the plugin's lines say; those of older releases begin with a time and a place."""
+    return re.findall(r"INFO (?:\S+ \S+ \[\S+\] )?(.* is memlane's.*)", log)
 
 
 def run(

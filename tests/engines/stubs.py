@@ -141,6 +141,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def install(folder: Path, version: str) -> None:
     """From now on the engine's modules come from that folder, as far as they are needed here."""
+    if (folder / "vllm/multimodal/cache.py").exists():  # until 0.30
+        REAL.add("vllm.multimodal.cache")
     platform = SimpleNamespace(
         device_count=lambda: int(os.environ.get("TEST_DEVICES", "8")),
         is_cuda_alike=lambda: False,

@@ -35,7 +35,10 @@ def test_words_that_lead_nowhere() -> None:
     )
 
 
-def test_other_versions_are_declined() -> None:
-    """With one warning."""
+def test_newer_versions_are_tried_and_older_ones_declined() -> None:
+    """Each with one warning."""
     log = run("switched", release="0.5", MEMLANE_SGLANG="all", TEST_VERSION="0.6.1")
-    assert log.count("memlane is tested with SGLang 0.5, and this is 0.6.1") == 1
+    assert log.count("memlane is tested with SGLang 0.5, and tries 0.6.1") == 1
+    assert "MessageQueue is memlane's" in log
+    log = run("switched", release="0.5", MEMLANE_SGLANG="all", TEST_VERSION="0.4.9")
+    assert log.count("memlane is tested with SGLang 0.5, and this is 0.4.9") == 1

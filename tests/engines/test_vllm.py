@@ -8,7 +8,7 @@ import pytest
 
 from memlane import InvalidArgument
 from memlane.engines.vllm._engine import VLLM
-from tests.engines.running import RELEASES, run
+from tests.engines.running import EVERY_RELEASE, RELEASES, replacements_in, run
 
 QUEUE = {"MEMLANE_VLLM": "queue"}
 
@@ -33,12 +33,10 @@ def test_unset_variable_costs_nothing(value: str | None, engine: str) -> None:
     assert run_.stdout.split() == [*loaded, f"memlane.engines.{engine}", "set()"]
 
 
-@RELEASES
+@EVERY_RELEASE
 def test_every_importer_is_rebound(release: str) -> None:
     """By vLLM's plugins, once however often they are called; each replacement is one line."""
-    log = run("through_plugins", release=release, **QUEUE)
-    lines = re.findall(r"INFO (.* is memlane's.*)", log)
-    assert lines == [
+    assert replacements_in(run("through_plugins", release=release, **QUEUE)) == [
         "vllm.distributed.device_communicators.shm_broadcast.MessageQueue is memlane's, also in "
         "an_early_importer, vllm.v1.executor.multiproc_executor",
         "vllm.v1.executor.multiproc_executor.MultiprocExecutor._post_init_executor is memlane's",
@@ -84,24 +82,46 @@ def test_errors_end_the_start() -> None:
     ("version", "release"),
     [
         ("0.33.2", "0.33"),
-        ("0.32.1+cpu", "0.32"),
+        ("0.24.1+cpu", "0.24"),
         ("0.33.0rc1", "0.33"),
-        *[(other, None) for other in ("0.31.2", "0.34.0", "0.330.1", "1.0.0", "dev")],
+        *[(newer, "0.33") for newer in ("0.34.0", "0.330.1", "1.0.0")],
+        *[(other, None) for other in ("0.23.2", "0.9.2", "dev")],
     ],
 )
 def test_versions(version: str, release: str | None) -> None:
-    """Every patch of a tested release is taken, and nothing else."""
+    """Every patch of a tested release is that release; what is newer gets the newest one's."""
     assert VLLM.release_of(version) == release
 
 
-def test_other_versions_are_declined() -> None:
+def test_older_versions_are_declined() -> None:
     """With one warning that names those that are tested; vLLM keeps its own queue."""
-    log = run("declined", TEST_VERSION="0.34.0", **QUEUE)
+    log = run("declined", TEST_VERSION="0.23.1", **QUEUE)
     (warning,) = re.findall(r"WARNING .*", log)
-    assert "memlane is tested with vLLM 0.32 and 0.33, and this is 0.34.0" in warning
+    assert "memlane is tested with vLLM 0.24 to 0.33, and this is 0.23.1" in warning
 
 
-@RELEASES
+def test_newer_versions_are_tried() -> None:
+    """With one warning, if nothing is different where memlane takes hold."""
+    log = run("through_plugins", TEST_VERSION="0.34.0", **QUEUE)
+    assert re.findall(r"WARNING .*", log) == [
+        "WARNING memlane is tested with vLLM 0.24 to 0.33, and tries 0.34.0"
+    ]
+    assert len(replacements_in(log)) == 3
+
+
+def test_newer_versions_keep_what_differs() -> None:
+    """A name that is gone, and an argument that memlane does not know, are told; the rest is on."""
+    log = run("tried", TEST_VERSION="0.34.0", MEMLANE_VLLM="all")
+    _, *warnings = re.findall(r"WARNING .*", log)
+    assert len(warnings) == 2
+    assert "vLLM 0.34.0 keeps its own queue: " in warnings[0]
+    assert warnings[0].endswith("shm_broadcast.MessageQueue.enqueue takes priority")
+    assert "vLLM 0.34.0 keeps its own store: " in warnings[1]
+    assert "SingleWriterShmRingBuffer is gone" in warnings[1]
+    assert ["SharedOffloadRegion" in line for line in replacements_in(log)] == [True]
+
+
+@EVERY_RELEASE
 def test_calls_of_the_queue(release: str) -> None:
     """Signatures, attributes and `shutdown`; places on other hosts; handles of the other side."""
     run("calls", "remote_places", "mixed_handles", release=release, **QUEUE)

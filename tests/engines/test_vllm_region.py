@@ -4,21 +4,27 @@ import re
 from functools import partial
 
 from tests.engines import running
-from tests.engines.running import RELEASES
+from tests.engines.running import EVERY_RELEASE, RELEASES, replacements_in
 
+IMPORTERS = ("cpu.gpu_worker", "tiering.manager", "tiering.spec")
 REGION = {"MEMLANE_VLLM": "region"}
 run = partial(running.run, file="vllm_region_scenarios")
 
 
-@RELEASES
+@EVERY_RELEASE
 def test_every_importer_is_rebound(release: str) -> None:
     """All of them, by one line; the queue stays vLLM's."""
-    log = run("through_plugins", release=release, **REGION)
-    assert re.findall(r"INFO (.* is memlane's.*)", log) == [
-        "vllm.v1.kv_offload.cpu.shared_offload_region.SharedOffloadRegion is memlane's, also in "
-        "vllm.v1.hisparse.runtime, vllm.v1.kv_offload.cpu.gpu_worker, vllm.v1.kv_offload.cpu.spec, "
-        "vllm.v1.kv_offload.tiering.manager, vllm.v1.kv_offload.tiering.spec"
-    ]
+    (line,) = replacements_in(run("through_plugins", release=release, **REGION))
+    home = "vllm.v1.kv_offload.cpu.shared_offload_region"
+    first, others = line.split(", also in ")
+    assert first == f"{home}.SharedOffloadRegion is memlane's"
+    assert {f"vllm.v1.kv_offload.{one}" for one in IMPORTERS} <= set(others.split(", "))
+
+
+@EVERY_RELEASE
+def test_callers_of_every_release_are_served(release: str) -> None:
+    """With the names that the release has for the constructor's arguments, and for the views."""
+    run("as_the_release_calls_it", release=release, **REGION)
 
 
 @RELEASES

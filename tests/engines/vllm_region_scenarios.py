@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import itertools
 import mmap
 import os
@@ -30,7 +31,7 @@ from tests.support.regions import populated_pages
 fresh = fresh_processes(__name__)  # they find the engine's modules, too
 PAGE = mmap.PAGESIZE
 OWN = "vllm.v1.kv_offload.cpu.shared_offload_region"
-IMPORTERS = (
+IMPORTERS = (  # cpu.spec is one from 0.29 on, hisparse.runtime from 0.30 on
     "hisparse.runtime",
     "kv_offload.cpu.gpu_worker",
     "kv_offload.cpu.spec",
@@ -163,12 +164,37 @@ def through_plugins() -> None:
     import vllm.plugins
 
     original = importlib.import_module(OWN).SharedOffloadRegion
-    importers = [importlib.import_module(f"vllm.v1.{name}") for name in IMPORTERS]
+    place = Path(importlib.import_module(OWN).__file__ or "").parents[2]
+    modules = [
+        importlib.import_module(f"vllm.v1.{name}")
+        for name in IMPORTERS
+        if (place / name.replace(".", "/")).with_suffix(".py").exists()
+    ]
+    importers = [module for module in modules if hasattr(module, "SharedOffloadRegion")]
     assert {module.SharedOffloadRegion for module in importers} == {original}
     vllm.plugins.load_general_plugins()
     Region = region_class()
     assert {module.SharedOffloadRegion for module in importers} == {Region} != {original}
     assert Region.BLOCK_SIZE_ALIGNMENT == original.BLOCK_SIZE_ALIGNMENT == PAGE
+
+
+def as_the_release_calls_it() -> None:
+    """A worker and the scheduler, which pass all but `rank` by name."""
+    original = importlib.import_module(OWN).SharedOffloadRegion
+    engine_name, rows, _, row_bytes, *_ = inspect.signature(original).parameters
+    view = "create_next_worker_view"
+    view = view if hasattr(original, view) else "create_next_view"  # until 0.27
+    Region = region_class()
+    with engine_id() as engine:
+        given = {engine_name: engine, rows: 3, row_bytes: 2 * PAGE, "cpu_page_size": PAGE}
+        worker, scheduler = Region(rank=1, **given), Region(rank=None, **given)
+        getattr(worker, view)(10).fill_(7)
+        assert (worker.num_blocks, worker.num_chunks, worker._base.nbytes) == (3, 3, 6 * PAGE)
+        seen = np.asarray(scheduler.create_kv_memoryview())
+        assert seen[:, PAGE : PAGE + 11].tolist() == [[7] * 10 + [0]] * 3
+        del seen
+        for one in (worker, scheduler):
+            one.cleanup()
 
 
 def workers_and_scheduler() -> None:

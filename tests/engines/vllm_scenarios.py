@@ -139,8 +139,30 @@ def declined() -> None:
     register()
     register()
     assert original[0] is broadcast.MessageQueue
-    with pytest.raises(ValueError, match="not tested with this version of the engine"):
+    with pytest.raises(ValueError, match="does not replace it in this version of the engine"):
         pickle.loads(sent)
+
+
+def tried() -> None:
+    """A version in which a call of the queue has a new argument, and the store a new name."""
+    import vllm.distributed.device_communicators.shm_broadcast as broadcast
+    import vllm.distributed.device_communicators.shm_object_storage as storage
+    import vllm.plugins
+
+    from memlane.engines._queue import EngineHandle
+    from memlane.engines.vllm._engine import VLLM
+
+    def enqueue(self: Any, obj: Any, timeout: float | None = None, priority: int = 0) -> None: ...
+
+    original = [broadcast.MessageQueue]
+    original[0].enqueue = enqueue
+    del storage.SingleWriterShmRingBuffer
+    for _ in range(2):
+        vllm.plugins.load_general_plugins()
+        vllm.plugins.plugins_loaded = False
+    assert broadcast.MessageQueue is original[0]
+    with pytest.raises(ValueError, match="does not replace it in this version of the engine"):
+        pickle.loads(pickle.dumps(EngineHandle(engine=VLLM)))
 
 
 def switched() -> None:

@@ -23,6 +23,7 @@ BRINGS = {
     "torch": "make test TORCH=torch",
     "ray": "pip install ray",
     "a real vLLM": "make engines",
+    "other releases of vLLM": "make engines",
     "engines' sources": "make engines-sources, with a network",
     "published traces": "set MEMLANE_TRACES to a folder with those of kvcache-ai/Mooncake",
     "CPython 3.11": "make test PYTHON=python3.11",

@@ -6,11 +6,16 @@ Independent of any particular engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import reduce
 from importlib import import_module
-from typing import NamedTuple
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+
+class Unfit(Exception):
+    """A name is gone, or is called with arguments that its replacement does not take."""
 
 
 class Replacement(NamedTuple):
@@ -18,7 +23,44 @@ class Replacement(NamedTuple):
 
     module: str
     name: str
-    by: object
+    by: Any
+
+    def found(self) -> tuple[Any, Any]:
+        """Returns the module or class that has the name, and what it is there.
+
+        Raises ImportError or AttributeError if it is gone.
+        """
+        *classes, name = self.name.split(".")
+        owner = reduce(getattr, classes, import_module(self.module))
+        return owner, getattr(owner, name)
+
+
+def check(replacements: Iterable[Replacement]) -> None:
+    """Raises `Unfit` if one of them would not serve the callers of what it replaces."""
+    for each in replacements:
+        path = f"{each.module}.{each.name}"
+        try:
+            _, original = each.found()
+        except (ImportError, AttributeError) as error:
+            raise Unfit(f"{path} is gone ({error})") from None
+        for call, (theirs, ours) in _calls(original, each.by):
+            taken = signature(ours).parameters
+            if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
+                continue
+            if unknown := [name for name in signature(theirs).parameters if name not in taken]:
+                raise Unfit(f"{path}{call} takes {', '.join(unknown)}")
+
+
+def _calls(
+    original: Any, by: Any
+) -> Iterator[tuple[str, tuple[Callable[..., Any], Callable[..., Any]]]]:
+    """The constructor and the public methods that both classes have."""
+    if isinstance(by, type):
+        yield "", (original, by)
+        for name in sorted(set(dir(by)) & set(dir(original))):
+            both = getattr(original, name), getattr(by, name)
+            if not name.startswith("_") and all(map(callable, both)):
+                yield f".{name}", both
 
 
 def replace(replacements: Iterable[Replacement]) -> list[str]:
@@ -28,10 +70,9 @@ def replace(replacements: Iterable[Replacement]) -> list[str]:
     """
     lines = []
     with ExitStack() as undo:
-        for module, path, by in replacements:
-            *classes, name = path.split(".")
-            owner = reduce(getattr, classes, import_module(module))
-            original = getattr(owner, name)
+        for each in replacements:
+            module, path, by = each
+            owner, original = each.found()
             copies = set()
             for where, holder in ((module, owner), *sys.modules.items()):
                 # Not getattr: a lazy module would import what it is asked for.

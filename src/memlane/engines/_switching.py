@@ -10,14 +10,15 @@ import os
 import re
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 
-from memlane.engines._replacing import Replacement, replace
+from memlane.engines._replacing import Replacement, Unfit, check, replace
 from memlane.errors import InvalidArgument
 
 SYSTEMS = ("queue", "store", "region")
 
 _on: set[tuple[str, str]] = set()  # package and system
-_declined: set[str] = set()  # packages whose version has not been tested
+_declined: set[tuple[str, str]] = set()  # those that this version of the engine keeps its own of
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Engine:
 
     Attributes:
         variable: the environment variable that switches memlane on.
-        tested: the systems that have adapters, by release.
+        tested: the systems that have adapters, by release, the oldest first.
         own_address, same_node: engine functions ("module:name") that return this host's address,
             and which ranks of a group share memory with a given one.
     """
@@ -39,9 +40,18 @@ class Engine:
     same_node: str
 
     def release_of(self, version: str) -> str | None:
-        """The tested release that a version belongs to, or None."""
+        """The tested release that a version belongs to; of a newer version, which may have changed
+        little, the newest one; or None."""
         found = re.match(r"(\d+\.\d+)\.\d", version)
-        return found[1] if found and found[1] in self.tested else None
+        if found is None or found[1] in self.tested:
+            return found and found[1]
+        newest = next(reversed(self.tested))
+        return newest if _number(found[1]) > _number(newest) else None
+
+    def all_tested(self) -> str:
+        """The tested releases, in words."""
+        first, *_, last = *self.tested, *self.tested
+        return f"{self.name} {first}" + (f" to {last}" if last != first else "")
 
     def systems_of(self, text: str, release: str) -> tuple[str, ...]:
         """The systems that the variable asks for, if this release has them."""
@@ -63,8 +73,8 @@ class Engine:
         text = os.environ.get(self.variable)
         if not {system, "all"} & set(_words_of(text or "")):
             why = f"{self.variable} is {'not set' if text is None else repr(text)} here"
-        elif self.package in _declined:
-            why = "memlane is not tested with this version of the engine"
+        elif (self.package, system) in _declined:
+            why = "memlane does not replace it in this version of the engine"
         else:
             return
         raise InvalidArgument(
@@ -79,6 +89,10 @@ class Engine:
             f"the writer of {what} uses the engine's own {system}, but this process uses "
             f"memlane's: set {self.variable}={system} in every process and on every node"
         )
+
+
+def _number(release: str) -> list[int]:
+    return [int(part) for part in release.split(".")]
 
 
 def _words_of(text: str) -> list[str]:
@@ -98,21 +112,42 @@ def switch_on(engine: Engine) -> None:
     version: str = import_module(engine.package).__version__
     release = engine.release_of(version)
     if release is None:
-        if engine.package not in _declined:
-            _declined.add(engine.package)
+        every = {(engine.package, system) for system in SYSTEMS}
+        if not every <= _declined:
+            _declined.update(every)
             log.warning(
-                "%s=%s has no effect: memlane is tested with %s %s, and this is %s",
-                *(engine.variable, text, engine.name, " and ".join(engine.tested), version),
+                "%s=%s has no effect: memlane is tested with %s, and this is %s",
+                *(engine.variable, text, engine.all_tested(), version),
             )
         return
     asked = [(engine.package, system) for system in engine.systems_of(text, release)]
-    new = [system for system in asked if system not in _on]
-    replacements: list[Replacement] = []
-    for package, system in new:
-        replacements += import_module(f"memlane.engines.{package}.{system}").replacements()
-    for line in replace(replacements):
+    new = [system for system in asked if system not in _on | _declined]
+    is_tested = version.startswith(f"{release}.")
+    if new and not is_tested:
+        log.warning("memlane is tested with %s, and tries %s", engine.all_tested(), version)
+    found: dict[tuple[str, str], list[Replacement]] = {}
+    for place in new:
+        try:
+            found[place] = _replacements(*place, is_tested)
+        except Unfit as error:
+            _declined.add(place)
+            log.warning("%s %s keeps its own %s: %s", engine.name, version, place[1], error)
+    for line in replace(chain.from_iterable(found.values())):
         log.info("%s", line)
-    _on.update(new)
+    _on.update(found)
     memlane_log = logging.getLogger("memlane")
     if not memlane_log.handlers:
         memlane_log.parent = log  # memlane's lines about waits and deaths go to the engine's log
+
+
+def _replacements(package: str, system: str, is_tested: bool) -> list[Replacement]:
+    """Raises `Unfit` if an untested version of the engine differs where they take hold."""
+    module = f"memlane.engines.{package}.{system}"
+    if is_tested:
+        return list(import_module(module).replacements())
+    try:
+        found: list[Replacement] = import_module(module).replacements()
+    except (ImportError, AttributeError) as error:
+        raise Unfit(str(error)) from None
+    check(found)
+    return found

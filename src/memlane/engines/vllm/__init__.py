@@ -4,8 +4,8 @@
 `all` every system that memlane has for this vLLM; unset or empty changes and imports nothing: every
 process of vLLM imports this file, so it imports nothing either. `MEMLANE_METRICS_PORT` starts
 `memlane export` beside the first of them.
-Names and callers are the same in all versions of vLLM, except for arguments of the region
-(`region.py`).
+Names and callers are the same in 0.24 to 0.33, except for the store's signatures (`store.py`) and
+names of the region's arguments (`region.py`).
 """
 
 import os

@@ -12,7 +12,7 @@ VLLM = Engine(
     name="vLLM",
     package="vllm",
     variable=VARIABLE,
-    tested={"0.32": SYSTEMS, "0.33": SYSTEMS},
+    tested={f"0.{minor}": SYSTEMS for minor in range(24, 34)},
     own_address="vllm.utils.network_utils:get_ip",  # which VLLM_HOST_IP decides
     same_node="vllm.distributed.parallel_state:in_the_same_node_as",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import mmap
 import weakref
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ logger = logging.getLogger("memlane")
 
 
 class SharedOffloadRegion(memlane.SharedOffloadRegion):
-    """With the constructor of vLLM 0.33, and `populate_only_on_creator` of 0.32's.
+    """With the constructor of vLLM 0.33, and `populate_only_on_creator` of 0.30 to 0.32.
 
     `num_segments` is accepted: several threads populate one file.
     """
@@ -163,12 +164,34 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
         """Unlocks the pages that vLLM has locked, then does as memlane's."""
         if self.is_pinned and self._base is not None and self._file.is_own:
             for address in reversed(self.pinned_addresses or [self._base.data_ptr()]):
-                vllms_own.host_unregister(address)
+                _host_unregister(address)
         self.pinned_addresses.clear()
         self.is_pinned = False
         self._base = None
         super().cleanup()
         self._end()
+
+
+# What 0.24 to 0.29 call these arguments; 0.24 and 0.25 the first.
+FORMER = {
+    "instance_id": "engine_id",
+    "num_blocks": "num_chunks",
+    "kv_bytes_per_block": "kv_bytes_per_chunk",
+}
+
+
+class RegionOfBlocks(SharedOffloadRegion):
+    """With the names of the constructor's arguments until 0.29."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **{FORMER.get(name, name): it for name, it in named.items()})
+
+
+def _host_unregister(address: int) -> None:
+    if hasattr(vllms_own, "host_unregister"):
+        vllms_own.host_unregister(address)
+    elif code := torch.cuda.cudart().cudaHostUnregister(address).value:  # until 0.31
+        logger.warning("cudaHostUnregister of an offload region failed: %d", code)
 
 
 def _join(barrier: Callable[[], object], rank: object, error: Exception) -> None:
@@ -190,4 +213,7 @@ def _leave(holding: Holding, folder: str) -> None:
 
 def replacements() -> list[Replacement]:
     """The replacements for this process."""
-    return [Replacement(vllms_own.__name__, "SharedOffloadRegion", SharedOffloadRegion)]
+    own = vllms_own.SharedOffloadRegion
+    has_blocks = "num_blocks" in signature(own).parameters
+    ours = RegionOfBlocks if has_blocks else SharedOffloadRegion
+    return [Replacement(vllms_own.__name__, own.__name__, ours)]

@@ -1,7 +1,7 @@
 """Replaces vLLM's object store (`distributed/device_communicators/shm_object_storage.py`).
 
-Holds only what vLLM's callers use: signed handles, readers' `touch` and `clear`, and names. Values
-are still serialized by vLLM's serde.
+Holds only what vLLM's callers use: readers' `touch` and `clear`, names, and, from 0.32 on, signed
+handles. Values are still serialized by vLLM's serde.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
-from vllm.distributed.device_communicators.shm_object_storage import MsgpackSerde
+from vllm.distributed.device_communicators import shm_object_storage as vllms_own
 
 import memlane
 from memlane.engines._replacing import Replacement
@@ -36,10 +36,10 @@ class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
 
 
 class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
-    """The constructor and the calls of vLLM's caches.
+    """The constructor and the calls of vLLM's caches until 0.31.
 
-    Handles are signed with HMAC-SHA256 and a secret that only the storage's ends know. Readers
-    accept no other handles; the writer only those of objects that are stored now.
+    There a `touch` counts as one more reference, which the workers' `touch` takes back. Here it
+    pins the object until the next `get_cached`, and a worker's counts nothing.
     """
 
     def __init__(
@@ -47,11 +47,38 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
         max_object_size: int,
         n_readers: int,
         ring_buffer: memlane.SingleWriterShmRingBuffer,
-        serde_class: type[Any] = MsgpackSerde,
+        serde_class: type[Any] = vllms_own.MsgpackSerde,
         reader_lock: Any = None,
     ) -> None:
         given = (max_object_size, n_readers, ring_buffer, serde_class, reader_lock)
         super().__init__(*given, unlink_when_complete=True, name="vllm.mm_cache")
+
+    def touch(  # type: ignore[override]
+        self, key: str, address: int = 0, monotonic_id: int = 0
+    ) -> None:
+        """On the writer as memlane's, but unknown keys are ignored. On a reader, checks that the
+        object can still be read, without counting a read."""
+        if self.is_writer:
+            with suppress(UnknownKey):
+                super().touch(key)
+        else:
+            self._pin(address, monotonic_id).release()
+
+    def clear(self) -> None:
+        """Does as memlane's on the writer, and nothing on a reader."""
+        if self.is_writer:
+            super().clear()
+
+
+class SignedObjectStorage(SingleWriterShmObjectStorage):
+    """The calls of vLLM's caches from 0.32 on.
+
+    Handles are signed with HMAC-SHA256 and a secret that only the storage's ends know. Readers
+    accept no other handles; the writer only those of objects that are stored now.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self._secret = self._end.secret
 
     def get_signature(self, key: str) -> list[int]:
@@ -93,27 +120,20 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
     def touch(  # type: ignore[override]
         self, key: str, address: int = 0, monotonic_id: int = 0, signature: Any = None
     ) -> None:
-        """On the writer as memlane's, but unknown keys are ignored. On a reader, checks that the
-        object can still be read, without counting a read."""
-        if self.is_writer:
-            with suppress(UnknownKey):
-                super().touch(key)
-            return
-        self.verify_signature(key, address, monotonic_id, signature)
-        self._pin(address, monotonic_id).release()
-
-    def clear(self) -> None:
-        """Does as memlane's on the writer, and nothing on a reader."""
-        if self.is_writer:
-            super().clear()
+        """Needs a signed handle on a reader."""
+        if not self.is_writer:
+            self.verify_signature(key, address, monotonic_id, signature)
+        super().touch(key, address, monotonic_id)
 
 
 def replacements() -> list[Replacement]:
     """The replacements for this process; vLLM's serde and handle stay."""
     # vLLM's serde has never seen read-only memory; it copies it, so the warning does not apply.
     warnings.filterwarnings("ignore", "The given buffer is not writable", module="vllm.v1.seri")
-    home = "vllm.distributed.device_communicators.shm_object_storage"
+    storage = SingleWriterShmObjectStorage
+    if hasattr(vllms_own.SingleWriterShmObjectStorage, "verify_signature"):
+        storage = SignedObjectStorage
     return [
-        Replacement(home, new.__name__, new)
-        for new in (SingleWriterShmRingBuffer, SingleWriterShmObjectStorage)
+        Replacement(vllms_own.__name__, "SingleWriterShmRingBuffer", SingleWriterShmRingBuffer),
+        Replacement(vllms_own.__name__, "SingleWriterShmObjectStorage", storage),
     ]
