@@ -18,7 +18,7 @@ from memlane._base.diagnosis import warn
 from memlane._base.lifetime import Owned, start_thread, undone_by
 from memlane._doors.admission import MOST_BYTES, Admission
 from memlane._doors.descriptors import Descriptor
-from memlane._doors.folder import Folder, peer_of, served_name
+from memlane._doors.folder import Folder, new_listener, peer_of, served_name
 from memlane._importing import fork_waits
 from memlane._native import fork_generation
 from memlane.errors import Closed, WrongProcess
@@ -41,7 +41,7 @@ class Door(Owned):
         self._clerk = clerk = _Clerk(served_name(name), host)
         self._own(clerk.close)
         with undone_by(self.close):
-            clerk.start()
+            clerk.open()
 
     def close(self) -> None:
         """Gives the name up: nobody else gets in. Idempotent, from any thread."""
@@ -59,13 +59,17 @@ class _Clerk:
         self._folder = Folder()
         self._event = Descriptor(new_event)
         self._admission = Admission(name, host)
-        self._listener, self._inode = self._folder.claim(name)
-        self._is_named = True
+        self._listener = new_listener()
+        self._inode = 0  # of the socket's file, from just before that has the name
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="memlane-door", daemon=True)
 
-    def start(self) -> None:
+    def open(self) -> None:
+        self._folder.claim(self._name, self._listener, self._note)
         start_thread(self._thread)
+
+    def _note(self, inode: int) -> None:
+        self._inode = inode
 
     def close(self) -> None:
         if fork_generation() != self._made_in:
@@ -82,13 +86,13 @@ class _Clerk:
 
     def _give_up(self) -> None:
         """Removes the name first: while the socket listens nobody replaces it."""
-        is_named, self._is_named = self._is_named, False
-        if not is_named:
+        if not self._inode:
             return
         try:
             self._folder.give_up(self._name, self._inode)
         except OSError as error:  # it has become another user: the next server replaces it
             warn("the name %s stays behind: %s", self._folder.path_of(self._name), error)
+        self._inode = 0  # last: a close() that a signal handler has interrupted is repeated
 
     # The thread -----------------------------------------------------------------------------------
 

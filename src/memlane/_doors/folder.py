@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memlane._base.labels import checked_label
 from memlane._base.naming import shown
 from memlane._doors.descriptors import Descriptor
+from memlane._importing import fork_waits
 from memlane.errors import (
     InvalidType,
     NameTaken,
@@ -25,7 +26,7 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _SUFFIX = ".sock"
 _NEW = ".new"  # no name's: it lacks the suffix
@@ -77,6 +78,11 @@ def folder_path() -> str:
     return _PER_USER.format(os.geteuid())
 
 
+def new_listener() -> Descriptor:
+    """Returns a socket for `Folder.claim`. Raises OSError."""
+    return Descriptor(lambda: socket.socket(*_KIND).detach())
+
+
 class Folder:
     """The folder, open."""
 
@@ -115,43 +121,45 @@ class Folder:
         it is short enough for a socket."""
         return f"/proc/self/fd/{self._file.fileno()}/{file}"
 
-    def claim(self, name: str) -> tuple[Descriptor, int]:
-        """Returns a socket that listens under the name, and the inode of its file; replaces one
-        whose process has died.
+    def claim(self, name: str, made: Descriptor, note: Callable[[int], None]) -> None:
+        """Makes `made`, of `new_listener`, listen under the name; replaces one whose process has
+        died. Calls `note` with the inode of its file before that has the name.
 
         Raises:
             NameTaken: a living process serves under it.
             SegmentRefused: a file of that name is not a socket.
             SystemFault: the system refuses it.
         """
-        made = Descriptor(lambda: socket.socket(*_KIND).detach())
         try:
             with self._locked():
                 pid = self.server_of(name)
                 if pid is not None:
                     raise NameTaken(name, pid)
-                with socket.socket(fileno=made.fileno()) as listener:
-                    try:
-                        self._listen(listener, _file_of(name))
-                        inode = os.stat(self.address(_file_of(name))).st_ino
-                    finally:
-                        listener.detach()
+                # A copy: nothing that a signal handler may interrupt closes the descriptor itself.
+                with fork_waits, socket.fromfd(made.fileno(), *_KIND) as listener:
+                    self._listen(listener, _file_of(name), note)
         except OSError as error:
             if isinstance(error, (NameTaken, SegmentRefused)):
                 raise
             path = self.path_of(name)
             raise system_fault(error.errno or 0, f"cannot serve under {path}") from None
-        return made, inode
 
-    def _listen(self, listener: socket.socket, file: str) -> None:
+    def _listen(self, listener: socket.socket, file: str, note: Callable[[int], None]) -> None:
         """The name comes into being with a socket that accepts already: who waits for it connects
         at once."""
+        new = self.address(_NEW)
         with suppress(FileNotFoundError):
-            os.unlink(self.address(_NEW))  # of a process that was killed here
-        listener.bind(self.address(_NEW))
-        os.chmod(self.address(_NEW), 0o600)
-        listener.listen(_BACKLOG)
-        os.rename(self.address(_NEW), self.address(file))
+            os.unlink(new)  # of a process that was killed here
+        try:
+            listener.bind(new)
+            os.chmod(new, 0o600)
+            listener.listen(_BACKLOG)
+            note(os.stat(new).st_ino)
+            os.rename(new, self.address(file))
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(new)
+            raise
 
     def give_up(self, name: str, inode: int) -> None:
         """Removes the name, if it is that socket's. Raises OSError."""
