@@ -76,12 +76,11 @@ class _Clerk:
             return
         self._is_closed = True
         self._give_up()
-        if not self._thread.is_alive():
-            self._listener.close()
-            return
         os.eventfd_write(self._event.fileno(), 1)
-        # Not the thread itself, in which garbage may be collected; nor one that keeps it waiting.
-        if threading.current_thread() is not self._thread and not fork_waits.is_mine():
+        # Not in the thread itself, where garbage may be collected; nor where it is kept waiting.
+        # One that has not begun ends as it begins, and closes the socket, or that goes with it.
+        is_here = threading.current_thread() is self._thread
+        if self._thread.is_alive() and not is_here and not fork_waits.is_mine():
             self._thread.join()
 
     def _give_up(self) -> None:
