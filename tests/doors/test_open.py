@@ -266,6 +266,47 @@ def test_many_open_at_once() -> None:
             assert reader.result()[1:] == ["to all"]
 
 
+def test_a_place_that_refused_a_caller_is_offered_to_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another took the place between its handle and its attaching, and has left since."""
+    with MessageQueue(2, name="steps", serve=True) as writer:
+        doomed = start(reads, "steps", 1)
+        assert doomed.hear() == 1
+        doomed.kill()  # its place is not free: the writer has not released it
+        others: list[MessageQueue] = []
+        attach = MessageQueue.create_from_handle
+
+        def late(*args: Any, **options: Any) -> MessageQueue:
+            if not others:
+                others.append(attach(writer.export_handle(0), 0))
+            return attach(*args, **options)
+
+        monkeypatch.setattr(MessageQueue, "create_from_handle", late)
+        coming: Aside[MessageQueue] = Aside(
+            MessageQueue.open, "steps", timeout=PATIENCE
+        ).until_blocked()
+        others[0].close()
+        with coming.result() as reader:
+            assert reader.statistics().rank == 0
+
+
+def test_a_place_that_nobody_took_after_all_is_offered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MessageQueue(1, name="steps", serve=True):
+        attach = MessageQueue.create_from_handle
+        refusals = [RankTaken("another process attaches, and dies before it has joined")]
+
+        def refused(*args: Any, **options: Any) -> MessageQueue:
+            if refusals:
+                raise refusals.pop()
+            return attach(*args, **options)
+
+        monkeypatch.setattr(MessageQueue, "create_from_handle", refused)
+        MessageQueue.open("steps", timeout=5.0).close()
+
+
 def test_a_forked_child_keeps_no_door(run: Path) -> None:
     """The name is free as soon as its process has died, whatever children that has left."""
     server = start(serves_and_forks)

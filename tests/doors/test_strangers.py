@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memlane import InvalidArgument, LayoutMismatch, MessageQueue, SegmentRefused, TimedOut
-from memlane._doors.admission import MOST_BYTES
+from memlane._doors.admission import MOST_BYTES, MOST_WAITING
 from memlane._doors.door import MOST_CALLERS
 from memlane._doors.folder import folder_path
 from tests.support import PATIENCE, Link, assert_in_time, start, until
@@ -224,6 +224,28 @@ def test_a_flood_of_connections_keeps_nobody_waiting(run: Path) -> None:
         for one in flood:
             one.close()
         MessageQueue.open("steps", timeout=PATIENCE).close()
+
+
+def test_those_who_wait_for_a_place_shut_nobody_out(run: Path) -> None:
+    """They are many, and others get a free place at once; one too many is told so."""
+    with ExitStack() as stack:
+        stack.enter_context(MessageQueue(2, name="steps", serve=True))
+        doomed = start(attaches_to_zero)
+        doomed.hear()
+        doomed.kill()
+        for number in range(MOST_WAITING + 3):
+            one = stack.enter_context(knocks(run / "steps.sock"))
+            one.send(b'{"version":1,"kind":"MessageQueue","rank":0}')
+            answer = b'"Waits"' if number < MOST_WAITING + 2 else b"too many wait already"
+            assert answer in one.recv(1 << 16)
+        MessageQueue.open("steps", 1, timeout=PATIENCE).close()
+
+
+def attaches_to_zero(link: Link) -> None:
+    """Role: a reader that is killed."""
+    with MessageQueue.open("steps", 0, timeout=PATIENCE):
+        link.tell()
+        link.hear()
 
 
 def descriptors() -> int:

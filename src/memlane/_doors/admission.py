@@ -11,7 +11,7 @@ Handles decide nothing: of two processes that have the same, the ring lets one a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
@@ -23,12 +23,15 @@ VERSION = 1
 MOST_BYTES = 64 * 1024  # of what a caller asks
 SILENCE = 5.0  # seconds that a caller has to ask
 ATTACHING = 10.0  # seconds for which a place is kept for one who was given it
+MOST_WAITING = 256  # and one for each place
+_AVOIDING = 0.1  # seconds in which one that attaches has joined
+_PER_PLACE = 2e-4  # seconds of pause for each place looked at: twenty times what it costs
 _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between looks at places, while somebody waits for one
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """The question of a caller: for a `kind` of object, in the place of `rank`, or in any but
-    those in `but_not`."""
+    """The question of a caller: for a `kind` of object, in the place of `rank`, or in any.
+    Places in `but_not` have refused the caller just now: they are avoided for a moment."""
 
     version: int
     kind: str
@@ -89,7 +92,11 @@ class Host(Protocol):
     def role(self) -> str:
         """Its places are for those: "reader" or "writer"."""
 
-    def places(self) -> list[Place]: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    def places(self, ranks: Set[int | None]) -> list[Place]:
+        """Those of `ranks`; all, if None is among them."""
+
     def open_place(self, rank: int) -> bool:
         """Opens the place of one that has ended; False: not now, but as soon as that can be."""
 
@@ -106,7 +113,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class _Caller:
-    """`since`: it came, or was given a place."""
+    """`since`: it came, has asked, or was given a place."""
 
     since: float
     ask: Ask | None = None
@@ -129,8 +136,10 @@ class Admission:
         self._pause = _SHORTEST
         self._look_at = inf
 
-    def __len__(self) -> int:
-        return len(self._callers)
+    @property
+    def arriving(self) -> int:
+        """How many have not asked yet, or are about to attach; their time is limited."""
+        return sum(not one.is_waiting for one in self._callers.values())
 
     def comes(self, caller: int, now: float) -> None:
         """A connection was accepted."""
@@ -141,10 +150,11 @@ class Admission:
         self._callers.pop(caller, None)
         self._pause = _SHORTEST
 
-    def asks(self, caller: int, packet: bytes) -> None:
+    def asks(self, caller: int, packet: bytes, now: float) -> None:
         """It has sent a packet; what it was given before is free again."""
         one = self._callers[caller]
         one.ask = one.given = None
+        one.since, one.reason = now, ""
         self._pause = _SHORTEST
         try:
             ask = _asks.decode(packet)
@@ -186,31 +196,48 @@ class Admission:
                     yield Reply(number, None, True)
                 continue
             if places is None:
-                places = self._host.places()
-            answer = self._answer(one.ask, places)
+                places = self._host.places(self._wanted())
+            answer = self._answer(one, one.ask, places, now)
             if isinstance(answer, Handed):
                 one.given, one.since, one.reason = answer.rank, now, ""
             elif isinstance(answer, Waits):
                 if answer.reason == one.reason:
                     continue
+                if not one.reason and self._waiting > MOST_WAITING + len(self._host.ranks):
+                    answer = Refused("RankTaken", f"too many wait already: {answer.reason}")
+                    yield Reply(number, packet_of(answer), True)
+                    continue
                 one.reason = answer.reason
             yield Reply(number, packet_of(answer), isinstance(answer, Refused))
-        if any(one.is_waiting for one in self._callers.values()):
-            self._look_at = now + self._pause
+        if self._waiting:
+            self._look_at = now + max(self._pause, _PER_PLACE * len(places or ()))
             self._pause = min(2 * self._pause, _LONGEST)
         else:
             self._look_at, self._pause = inf, _SHORTEST
 
-    def _answer(self, ask: Ask, places: list[Place]) -> Answer:
+    @property
+    def _waiting(self) -> int:
+        return len(self._callers) - self.arriving
+
+    def _wanted(self) -> set[int | None]:
+        return {one.ask.rank for one in self._callers.values() if one.ask and one.is_waiting}
+
+    def _answer(self, one: _Caller, ask: Ask, places: list[Place], now: float) -> Answer:
         role = self._host.role
         given = {one.given for one in self._callers.values()}
         wanted = [place for place in places if ask.rank in (None, place.rank)]
         if not wanted:
-            ranks = [place.rank for place in places]
+            ranks = self._host.ranks
             return Refused(
                 "InvalidArgument", f"{self._name!r} has no {role} {ask.rank}: its ranks are {ranks}"
             )
-        free = [place for place in wanted if place.rank not in (*given, *ask.but_not)]
+        # One that is opened again is another place, and refuses nobody.
+        avoided = {*ask.but_not} if now < one.since + _AVOIDING else set()
+        free = [
+            place
+            for place in wanted
+            if place.rank not in given and (place.state == "closed" or place.rank not in avoided)
+        ]
         for place in free:
             if place.state == "absent":
                 return Handed(place.rank, self._host.handle_text(place.rank))

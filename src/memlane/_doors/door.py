@@ -26,7 +26,7 @@ from memlane.errors import Closed, WrongProcess
 if TYPE_CHECKING:
     from memlane._doors.admission import Host, Reply
 
-MOST_CALLERS = 64
+MOST_CALLERS = 64  # beside those who wait for a place
 _PAUSE = 0.1  # seconds without accepting, when the process has no descriptor left
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -114,7 +114,7 @@ class _Clerk:
         while not self._is_closed:
             now = time.monotonic()
             until = self._admission.due()
-            if len(lines) >= MOST_CALLERS:
+            if self._admission.arriving >= MOST_CALLERS:
                 poller.register(listener.fileno(), 0)
             elif now < accepts_again:
                 poller.register(listener.fileno(), 0)
@@ -175,7 +175,7 @@ class _Clerk:
             return False
         if not 0 < len(packet) <= MOST_BYTES:
             return False
-        self._admission.asks(number, packet)
+        self._admission.asks(number, packet, time.monotonic())
         return True
 
 

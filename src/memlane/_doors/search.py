@@ -60,7 +60,7 @@ def opened(
                 except RankTaken:
                     if rank is not None:
                         raise
-                    refused = (*refused, handed.rank)
+                    refused = tuple({*refused, handed.rank})
                 except SegmentMissing:
                     if not _has_ended(line):
                         raise

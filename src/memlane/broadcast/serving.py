@@ -13,6 +13,8 @@ from memlane.broadcast.handle import Handle
 from memlane.broadcast.local import LocalWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from memlane._base.slots import Seen
 
 
@@ -33,14 +35,19 @@ class QueueHost:
         # The ring may have no name by the time at which somebody comes.
         self._handle = replace(handle, writer_file=(os.getpid(), writer.segment.descriptor))
 
-    def places(self) -> list[Place]:
-        """Returns who has each place. Raises Closed."""
+    @property
+    def ranks(self) -> list[int]:
+        return self._writer.native.ranks
+
+    def places(self, ranks: Set[int | None]) -> list[Place]:
+        """Returns who has each of the places. Raises Closed."""
         native = self._writer.native
-        seen = [participant(native, slot) for slot in range(1, 1 + len(native.ranks))]
-        return [
-            Place(rank, _state(who), who.slot.pid)
-            for rank, who in zip(native.ranks, seen, strict=True)
-        ]
+        places = []
+        for slot, rank in enumerate(native.ranks, start=1):
+            if rank in ranks or None in ranks:
+                who = participant(native, slot)
+                places.append(Place(rank, _state(who), who.slot.pid))
+        return places
 
     def open_place(self, rank: int) -> bool:
         """Opens it, or asks for it. Nobody waits for a reader that then never comes."""
