@@ -34,6 +34,7 @@ ALL = [
     "engines",
     "engines.ray",
     "engines.sglang_groups",
+    "engines.table",
     "figures",
     "figures.replaced",
     "figures.stuck",

@@ -255,6 +255,46 @@ def test_a_user_who_stops_or_kills_or_confuses_the_look_hides_only_itself() -> N
     assert "RecursionError" in answer_to(recurses).problem
 
 
+def is_stopped_for_one() -> int:
+    """Stops as one of two users."""
+    if os.getuid() == NOBODY:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    print("x" * 200_000)  # more than a pipe holds
+    return 0
+
+
+def test_a_user_who_stops_its_look_does_not_hide_those_after_it() -> None:
+    both = [users.User(NOBODY, NOBODY), users.User(NOBODY + 1, NOBODY)]
+    (_, first), (_, second) = users.answers_as(both, is_stopped_for_one, 2.0)
+    assert first.problem == "no answer within 2 s"
+    assert (second.code, len(second.text)) == (0, 200_001)
+
+
+def starts_programs() -> int:
+    """Prints the environment that a program has, and the pid of one that goes on."""
+    print(subprocess.run(["env"], capture_output=True, text=True, check=True).stdout)
+    print(subprocess.Popen(["sleep", "1000"]).pid)
+    return 0
+
+
+def test_what_a_look_has_started_ends_with_it_and_has_nothing_of_roots_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program's environment can be read by its user."""
+    monkeypatch.setenv("ROOT_SECRET", "hunter2")
+    *environment, pid = answer_to(starts_programs).text.split()
+    assert {line.partition("=")[0] for line in environment} <= {"PATH", "LANG"}
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_users_that_are_left_out_are_no_all_clear(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(users, "others", lambda: ([], 3))
+    assert users.print_all(lambda: 0, False, 0.0) == 4
+    assert "3 users more" in capsys.readouterr().out
+
+
 def shows_itself() -> int:
     rights = Path("/proc/self/status").read_text()
     print(os.getresuid(), os.getresgid(), os.getgroups(), os.stat("/proc/self/fd").st_uid)

@@ -332,14 +332,14 @@ def holders_in(folder: str, of: Iterable[int] | None = None) -> Iterator[tuple[s
     for pid in pids() if of is None else of:
         seen: set[str] = set()
         mapped = set(_mapped(pid, folder))
+        mapped_paths = {path for path, _ in mapped}
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:
             for link in links:
                 with suppress(OSError):  # closed meanwhile
                     path = os.readlink(link.path)
                     if path.startswith(f"{folder}/") and path not in seen:
                         seen.add(path)
-                        is_mapped = any(path == found for found, _ in mapped)
-                        yield path, Holder(pid, link.path, True, is_mapped)
+                        yield path, Holder(pid, link.path, True, path in mapped_paths)
         for path, span in mapped:
             if path not in seen:
                 seen.add(path)

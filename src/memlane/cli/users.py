@@ -1,9 +1,9 @@
 """Root's view of other users: a command runs as each of them, in a process of its own.
 
 Who looks as a user can open, trace and remove only what that user can, whatever the user has put
-into /dev/shm and /proc. Nothing of root's is in that process: no terminal, no open file, no right
-but, for py-spy, that to trace; and the user cannot trace it. It may be ended or stopped, so nobody
-waits for it for long.
+into /dev/shm and /proc. Nothing of root's is in that process: no terminal, no open file, no right,
+no environment; and the user cannot trace it. It may be ended or stopped, or hang in the kernel, so
+nobody waits for it for long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import resource
 import select
 import signal
 import stat
-import struct
 import sys
 import sysconfig
 import time
@@ -36,8 +35,9 @@ _MOST_BYTES = 16 << 20  # of one answer
 _SECONDS = 15.0
 _CPU_SECONDS = 30
 _MEMORY = 8 << 30  # of addresses
-_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 8, 38, 47
-_CAP_SYS_PTRACE, _RAISE, _VERSION_3 = 19, 2, 0x20080522
+_REAPED_WITHIN = 0.2  # seconds for those that were killed; init reaps the others
+_NO_GROUP = 65534
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,26 @@ class Answer:
 def others() -> tuple[list[User], int]:
     """The users but root that have a file in /dev/shm, with a name or held, and how many more there
     are."""
-    found: dict[int, int] = {}
+    found: set[int] = set()
     device = os.stat(FOLDER).st_dev
     with suppress(OSError), os.scandir(FOLDER) as entries:
         for entry in entries:
             with suppress(OSError):  # removed meanwhile
-                facts = entry.stat(follow_symlinks=False)
-                found.setdefault(facts.st_uid, facts.st_gid)
+                found.add(entry.stat(follow_symlinks=False).st_uid)
     for _, holder in processes.holders_in(FOLDER):
         with suppress(OSError):  # closed meanwhile
             facts = os.stat(holder.path)
             if facts.st_dev == device and stat.S_ISREG(facts.st_mode):
-                found.setdefault(facts.st_uid, facts.st_gid)
-    found.pop(0, None)
-    users = [user_of(uid, gid) for uid, gid in sorted(found.items())]
+                found.add(facts.st_uid)
+    users = [user_of(uid) for uid in sorted(found - {0})]
     return users[:_MOST_USERS], len(users[_MOST_USERS:])
 
 
-def user_of(uid: int, gid: int) -> User:
-    """The user, with its first group if this machine knows it, else the one given."""
+def user_of(uid: int) -> User:
+    """The user with its first group, or with none that has rights if this machine knows neither."""
     with suppress(KeyError):
         return User(uid, pwd.getpwuid(uid).pw_gid)
-    return User(uid, gid)
+    return User(uid, _NO_GROUP)
 
 
 def answers_as(
@@ -108,10 +106,32 @@ def answers_as(
     try:
         for user in users:
             asked.append((user, _Aside(user, command, width)))
-        return [(user, aside.answer(until, seconds)) for user, aside in asked]
+        _read(until, [aside for _, aside in asked])
+        late = f"no answer within {seconds:g} s"
+        return [(user, aside.answer(late)) for user, aside in asked]
     finally:
-        for _, aside in asked:
-            aside.end()
+        _end([aside for _, aside in asked])
+
+
+def _read(until: float, asides: list[_Aside]) -> None:
+    """Reads what each of them writes, until all have ended or it is too late."""
+    by_pipe, poller = {aside.pipe: aside for aside in asides if aside.pipe >= 0}, select.poll()
+    for pipe in by_pipe:
+        poller.register(pipe, select.POLLIN)
+    while by_pipe and (ready := poller.poll(1000 * max(0.0, until - time.monotonic()))):
+        for pipe, _ in ready:
+            if not by_pipe[pipe].read():
+                poller.unregister(pipe)
+                del by_pipe[pipe]
+
+
+def _end(asides: list[_Aside]) -> None:
+    """Kills those that go on, with what they have started. One that hangs in the kernel is left."""
+    for aside in asides:
+        aside.kill()
+    until = time.monotonic() + _REAPED_WITHIN
+    for aside in asides:
+        aside.reap(until)
 
 
 def print_all(command: Callable[[], int], as_json: bool, more_seconds: float) -> int:
@@ -139,7 +159,7 @@ def print_all(command: Callable[[], int], as_json: bool, more_seconds: float) ->
             writing.print_lines(console, [f"and {left} users more, who are not looked at"])
     if not shown:
         raise InvalidArgument(answers[0][1].problem)
-    codes = {answer.code for _, answer in shown}
+    codes = {answer.code for _, answer in shown} | ({4} if left else set())
     return next((code for code in (1, 4, 3) if code in codes), 0)
 
 
@@ -156,9 +176,16 @@ class _Aside:
     """A process that runs a command as a user."""
 
     def __init__(self, user: User, command: Callable[[], int], width: int | None) -> None:
-        self._pipe, there = os.pipe()
+        self.pipe, self._data, self._pid, self._problem = -1, bytearray(), 0, ""
         sys.stdout.flush()
-        self._pid = os.fork()
+        pipe, there = os.pipe()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            self._problem = f"no process can be started: {error.strerror}"
+            os.close(pipe)
+            os.close(there)
+            return
         if self._pid == 0:
             code = 70
             try:
@@ -167,30 +194,42 @@ class _Aside:
             finally:
                 os._exit(code)
         os.close(there)
+        self.pipe, self._has_ended = pipe, False
 
-    def answer(self, until: float, seconds: float) -> Answer:
-        """Waits for it until then."""
-        data, poller = bytearray(), select.poll()
-        poller.register(self._pipe, select.POLLIN)
-        while len(data) <= _MOST_BYTES:
-            left = until - time.monotonic()
-            if left <= 0 or not poller.poll(1000 * left):
-                return Answer(4, problem=f"no answer within {seconds:g} s")
-            part = os.read(self._pipe, 1 << 16)
-            if not part:
-                break
-            data += part
+    def read(self) -> bool:
+        """Takes what there is; returns whether there may be more."""
+        part = os.read(self.pipe, 1 << 16)
+        self._data += part
+        self._has_ended = not part
+        if len(self._data) > _MOST_BYTES:
+            self._problem = "its answer is too long"
+        return bool(part) and not self._problem
+
+    def answer(self, late: str) -> Answer:
+        """What it has written; `late` is the problem of one that goes on."""
+        if self._problem or not self._has_ended:
+            return Answer(4, problem=self._problem or late)
         try:
-            code, text, problem = json.loads(data)
+            code, text, problem = json.loads(self._data)
+            return Answer(int(code), str(text), str(problem))
         except (ValueError, TypeError):
             return Answer(4, problem="the process that looked has ended without an answer")
-        return Answer(int(code), str(text), str(problem))
 
-    def end(self) -> None:
+    def kill(self) -> None:
+        """It leads a session; it is not reaped yet, so the number is no other's."""
         if self._pid:
-            os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so it is no other's number
-            os.waitpid(self._pid, 0)
-            os.close(self._pipe)
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError):  # it does not lead one yet
+                    kill(self._pid, signal.SIGKILL)
+
+    def reap(self, until: float) -> None:
+        """Waits for its end, which closes the pipe, until then."""
+        if self._pid:
+            poller = select.poll()
+            poller.register(self.pipe, 0)
+            poller.poll(1000 * max(0.0, until - time.monotonic()))
+            os.waitpid(self._pid, os.WNOHANG)
+            os.close(self.pipe)
             self._pid = 0
 
 
@@ -218,8 +257,13 @@ def _answer(command: Callable[[], int]) -> Answer:
 
 
 def _leave(pipe: int) -> None:
-    """Leaves the terminal, and all files but the pipe, which becomes the fourth."""
+    """Leaves the terminal, the environment, which its programs would show, and all files but the
+    pipe, which becomes the fourth."""
     os.setsid()
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    ctypes.CDLL(None).clearenv()  # libraries add to it behind Python's back
+    os.environ.clear()
+    os.environ.update(kept)
     os.dup2(pipe, 3)
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -237,24 +281,15 @@ def _leave(pipe: int) -> None:
 
 
 def become(user: User) -> None:
-    """This process is that user's from now on, for good. What it executes may trace the user's
-    processes as root may, where root may.
+    """This process is that user's from now on, for good, and has no right of root's.
 
     Raises:
         OSError: it cannot.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    _checked(libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
     os.setgroups([])
     os.setresgid(user.gid, user.gid, user.gid)
-    os.setresuid(user.uid, user.uid, user.uid)
-    header = struct.pack("<Ii", _VERSION_3, 0)
-    traces = 1 << _CAP_SYS_PTRACE
-    sets = (0, traces, traces, 0, 0, 0)  # effective, permitted, inheritable; the upper halves
-    if libc.capset(header, struct.pack("<6I", *sets)) == 0:
-        libc.prctl(_PR_CAP_AMBIENT, _RAISE, _CAP_SYS_PTRACE, 0, 0)
-    else:
-        _checked(libc.capset(header, bytes(24)))
+    os.setresuid(user.uid, user.uid, user.uid)  # all capabilities go with it
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
