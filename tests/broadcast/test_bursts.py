@@ -1,6 +1,8 @@
 """Many messages by one call: in order, each once, whatever ends the call."""
 
 import asyncio
+import contextlib
+import gc
 import itertools
 import os
 import pickle
@@ -26,6 +28,8 @@ from memlane import (
     WriterDied,
     WrongRole,
 )
+from memlane._native import Burst
+from memlane.broadcast.any_queue import send_many
 from tests.broadcast.test_decoding_failures import Bomb, Shy
 from tests.support import PATIENCE, Aside, Link, alarms, start
 from tests.support.gathers import gather_of
@@ -396,6 +400,77 @@ def test_a_gather_s_writer_that_closed_or_whose_message_is_broken() -> None:
         other.close()
         with pytest.raises(WriterClosed):
             reader.dequeue_many(9)
+
+
+@pytest.mark.parametrize("kind", ["large", "broken"])
+def test_a_busy_writer_whose_messages_come_alone_leaves_the_others_their_turn(kind: str) -> None:
+    busy = b"x" * 70_000 if kind == "large" else Bomb(ZeroDivisionError())
+    with gather_of(3, max_chunk_bytes=1 << 17, max_chunks=16) as (reader, writers):
+        writers[0].enqueue_many(["small"] * 3)
+        writers[2].enqueue_many(["small"] * 3)
+        small = 0
+        writers[1].enqueue_many([busy] * 12)
+        for _ in range(12):
+            with contextlib.suppress(ZeroDivisionError):
+                small += reader.dequeue_many(1, PATIENCE) == ["small"]
+        assert small == 6
+
+
+class Looking:
+    """Looks into every list that the collector knows while it is decoded."""
+
+    def __reduce__(self) -> Any:
+        return look_into_lists, ()
+
+
+def look_into_lists() -> int:
+    return sum(type(one) is list and [*map(type, one)].count(int) for one in gc.get_objects())
+
+
+def _look_while_decoding(link: Link) -> None:
+    with queue_of(max_chunk_bytes=1 << 18) as (writer, (reader,)):
+        writer.enqueue((Looking(), b"x" * 100_000))
+        assert len(reader.dequeue_many(4)) == 1
+
+
+def test_a_batch_is_whole_whenever_the_collector_shows_it() -> None:
+    assert start(_look_while_decoding).join() == 0
+
+
+def test_the_number_is_of_this_queue_though_its_objects_send_to_another() -> None:
+    with queue_of(max_chunks=4) as (writer, _), queue_of(max_chunks=4) as (other, _):
+
+        def objects() -> Any:
+            yield 1
+            other.enqueue_many(range(10), 0)
+
+        with pytest.raises(TimedOut) as caught:
+            writer.enqueue_many(objects())
+        assert caught.value.sent == 0
+        assert writer.statistics().messages == 0
+
+
+def test_a_handler_s_error_in_place_of_a_death_has_the_number() -> None:
+    def interrupted(pid: int) -> ReaderDied:
+        raise Interrupted
+
+    class Native:
+        def send_many(self, objects: object, timeout: object, burst: Burst) -> None:
+            burst.sent = 2
+            raise ReaderDied(None, 1)
+
+    with pytest.raises(Interrupted) as caught:
+        send_many(Native(), range(9), None, interrupted)
+    assert caught.value.sent == 2  # type: ignore[attr-defined]
+
+
+def test_a_burst_of_a_handler_changes_no_answer_about_the_call_before() -> None:
+    with queue_of(max_chunks=4) as (writer, (reader,)):
+        native = writer._writer.native  # type: ignore[union-attr]
+        native.send(1, None)
+        writer.enqueue_many([2])
+        assert native.has_sent
+        assert reader.dequeue_many(4) == [1, 2]
 
 
 # Signals ------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ private:
             RingReader& reader = *readers_[at];
             if (reader.is_closed()) continue;
             if (!reader.is_ready_anyway() && !reader.core().is_ready()) continue;
-            gather_.turn_to(at);
+            if (i > 0) gather_.turn_to(at);  // the first has had its turn
             if (reader.is_ready_anyway()) break;
             const std::size_t before = objects.size();
             reader.take_small(takings.emplace_back(reader).batch, objects, most);

@@ -33,9 +33,10 @@ template <class Make>
 nb::object list_of(Make&& make) {
     nb::list one = nb::steal<nb::list>(PyList_New(1));
     if (!one.is_valid()) throw nb::python_error();
+    PyList_SET_ITEM(one.ptr(), 0, nb::none().release().ptr());  // the collector shows the list to others
     nb::object object = make();
     if (!object.is_valid()) return object;
-    PyList_SET_ITEM(one.ptr(), 0, object.release().ptr());
+    if (PyList_SetItem(one.ptr(), 0, object.release().ptr()) != 0) throw nb::python_error();
     return one;
 }
 

@@ -60,7 +60,6 @@ public:
 
     // Sends the objects one after the other. Readers that sleep are woken once, at the end, unless it takes long.
     nb::object send_many(const nb::tuple& objects, nb::handle timeout, Burst& count) {
-        has_sent_ = false;
         const Call call(*this);
         const Cleared cleared{encoder_};
         const os::Deadline deadline = deadline_of(timeout);

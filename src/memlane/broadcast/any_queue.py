@@ -16,7 +16,7 @@ from memlane._base.lifetime import Owned
 from memlane._importing import fork_waits
 from memlane._native import Burst, after_return
 from memlane.broadcast.watching import NOW
-from memlane.errors import InvalidArgument, TimedOut, WriterClosed
+from memlane.errors import InvalidArgument, ReaderDied, TimedOut, WriterClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -212,15 +212,27 @@ def most_of(most: object) -> int:
     return integer_from("max", most, 1, sys.maxsize)
 
 
-def send_many(writer: SendingManyEnd, objs: Iterable[Any], timeout: float | None) -> None:
+def send_many(
+    writer: SendingManyEnd,
+    objs: Iterable[Any],
+    timeout: float | None,
+    died: Callable[[int], ReaderDied] | None = None,
+) -> None:
     """Sends the objects; what it raises has their number as `sent`. What a signal handler raises
-    after the last one is raised once the caller has returned, which must call nothing after it."""
-    objects, burst = tuple(items_of("objs", objs)), Burst()
-    total = len(objects)
+    after the last one is raised once the caller has returned, which must call nothing after it.
+    `died` makes the error for a dead reader's pid."""
+    burst, total = Burst(), -1
     try:
-        writer.send_many(objects, timeout, burst)
+        objects = tuple(items_of("objs", objs))
+        total = len(objects)
+        try:
+            writer.send_many(objects, timeout, burst)
+        except ReaderDied as error:
+            if died is None:
+                raise
+            raise died(error.pid) from None
     except BaseException as error:  # no call in it, after which another handler could run
-        if burst.sent < total or not total:
+        if burst.sent < total or total <= 0:
             burst.error = error
             raise
         after_return.error = error

@@ -671,12 +671,7 @@ class Gather(AnyQueue[M]):
             MemlaneError: as `enqueue`.
         """
         writer = self._writer or self._must_be_writer("enqueue_many")
-        try:
-            send_many(writer.native, objs, timeout)
-        except ReaderDied as error:
-            died = _reader_died(error.pid)
-            died.sent = error.sent
-            raise died from None
+        send_many(writer.native, objs, timeout, _reader_died)
 
     # The reader ----------------------------------------------------------------------------------
 
@@ -766,7 +761,8 @@ class Gather(AnyQueue[M]):
         lend: bool = True,
     ) -> list[M]:
         """Returns the next objects, those of each writer in order: waits for one as `dequeue` does,
-        and returns it with those that are there, at most `max`, as `MessageQueue.dequeue_many`.
+        and returns it with those that are there, at most `max`, as `MessageQueue.dequeue_many`,
+        whose limit of a mebibyte is each writer's here.
 
         If it raises, nothing was consumed, but a first object that cannot be decoded. `timeout` is
         in seconds.

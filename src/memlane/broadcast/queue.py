@@ -631,7 +631,8 @@ class MessageQueue(AnyQueue[M]):
 
     def enqueue_many(self, objs: Iterable[M], timeout: float | None = None) -> None:
         """Sends objects in order, as `enqueue` sends each, by one call and with one deadline.
-        Readers that sleep are woken once, at the end, or before what takes long.
+        All of them are taken from `objs` before the first is sent. Readers that sleep are woken
+        once, at the end, or before what takes long, but for a signal handler.
 
         If it raises, the error says as `error.sent` how many of them were sent, the first ones: a
         timeout, an object that cannot be pickled, a death or a signal handler may come between
@@ -736,10 +737,12 @@ class MessageQueue(AnyQueue[M]):
         """Returns the next objects, in order: waits for one as `dequeue` does, and returns it with
         those that are there behind it, at most `max`.
 
-        It may return fewer than are there: one that is larger than 64 KiB comes alone, a mebibyte
-        is the most at once, and there is one of the latest. The chunks of all are in use until it
-        returns. `timeout` is in seconds. If it raises, nothing was consumed, but a first object
-        that cannot be decoded.
+        It may return fewer than are there: one that is larger than 64 KiB, or has an array of 4 KiB
+        or more, comes alone; a batch takes no more after a mebibyte; there is one of the latest,
+        and one over a connection. The chunks of all are in use until it returns. `timeout` is in
+        seconds. If it raises, nothing was consumed, but a first object that cannot be decoded;
+        an object behind the first may be decoded again by a later call. A message with such
+        arrays counts as read before it is decoded: this process gets it again after an interrupt.
 
         Raises:
             InvalidArgument: `max` is less than 1.
