@@ -66,17 +66,17 @@ def test_a_pickled_handle_of_a_version_before(version: int) -> None:
         Handle.from_json(handle.to_json())
 
 
-@pytest.mark.parametrize("version", [3, 5])
+@pytest.mark.parametrize("version", [4, 6])
 def test_a_segment_of_another_layout(version: int) -> None:
     """Its sections lie elsewhere."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         with open(path_of(writer), "r+b") as file:
             at = file.read().index(b"MEMLANE1") + 8
             file.seek(at)
-            assert file.read(4) == (4).to_bytes(4, "little")
+            assert file.read(4) == (5).to_bytes(4, "little")
             file.seek(at)
             file.write(version.to_bytes(4, "little"))
-        with refuses(LayoutMismatch, match=f"layout version {version}, this memlane has version 4"):
+        with refuses(LayoutMismatch, match=f"layout version {version}, this memlane has version 5"):
             MessageQueue.create_from_handle(writer.export_handle(), 0)
 
 

@@ -284,7 +284,7 @@ def test_what_a_look_has_started_ends_with_it_and_has_nothing_of_roots_environme
     monkeypatch.setenv("ROOT_SECRET", "hunter2")
     *environment, pid = answer_to(starts_programs).text.split()
     assert {line.partition("=")[0] for line in environment} <= {"PATH", "LANG"}
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists() or processes.is_ending(int(pid)))
 
 
 def test_users_that_are_left_out_are_no_all_clear(
