@@ -114,6 +114,10 @@ class Survivor:
             self._remote.begin(read_to_the_end, self._taken)
             self._is_reading = True
 
+    def until_all_is_read(self) -> None:
+        """Return when it reads, and sleeps because there is nothing more."""
+        self._remote.until_blocked()
+
     def end_of_reading(self) -> End:
         """Its end, and close."""
         end: End = self._remote.outcome()

@@ -232,7 +232,9 @@ def plain(number: int) -> list[Any]:
     return [number, "small", message(number)[2].tolist()]
 
 
-BURSTS = {"burst, readers asleep": (0, CHUNKS), "burst, larger than the ring": (CHUNKS, 8)}
+LARGE, ASLEEP = "burst, larger than the ring", "burst, readers asleep"
+BURSTS = {LARGE: (0, CHUNKS + 2), ASLEEP: (CHUNKS + 2, 2 * CHUNKS + 2)}  # the first, and the end
+ALL = BURSTS[ASLEEP][1]
 
 
 def bursting(link: Link, begin: Begin) -> None:
@@ -256,20 +258,21 @@ def writer_of_bursts_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage
         readers = [Survivor(handle, rank) for rank in range(2)]
         doomed.go()
         for stage, _ in doomed.stages():
-            for reader in readers:
-                reader.begin_reading()
+            if stage == ASLEEP:
+                for reader in readers:
+                    reader.until_all_is_read()
             doomed.go()
             if stage in BURSTS:
                 doomed.until_at_rest()
+            for reader in readers:
+                reader.begin_reading()
         ends = [reader.end(doomed.pid) for reader in readers]
         sent = ends[0][0]
-        least, most = (0, 8) if spot is None else BURSTS.get(spot.stage, (8, 8))
+        least, most = (ALL, ALL) if spot is None else BURSTS.get(spot.stage, (ALL, ALL))
         kind: type[Exception] = Closed
-        if spot is None or spot.stage not in BURSTS:
-            least = most
-        elif spot.stage == next(iter(BURSTS)):  # whose writer never waits
+        if spot is not None and spot.stage == ASLEEP:  # whose writer never waits
             if spot.point in ("retract.store", "fill", "publish.store"):
-                least = most = spot.passage - 1
+                least = most = BURSTS[ASLEEP][0] + spot.passage - 1
             elif is_published(spot.point):
                 least = most
         if spot is not None and not (spot.stage.startswith("close") and has_closed(spot.point)):
