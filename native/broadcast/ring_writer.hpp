@@ -244,7 +244,7 @@ public:
         return {core::Status::ok};
     }
 
-    // The same without waiting, for a reader that counts from its own attaching on: nobody waits for one that never comes.
+    // The same without waiting, for a reader that counts from its own attaching on: no message waits for one that never comes.
     bool readmit_late(std::size_t reader) {
         if (!is_gone(reader) || readers_[reader] == Reader::uncounted) return false;
         if (!segment_->lock().take_slot(1 + reader)) return false;  // it closes in this moment

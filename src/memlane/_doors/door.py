@@ -38,18 +38,18 @@ class Door(Owned):
 
     def __init__(self, name: str, host: Host) -> None:
         """Raises as `Folder.claim`, and SystemFault if there is no thread left."""
-        self._clerk = clerk = _Clerk(served_name(name), host)
-        self._own(clerk.close)
+        self._server = server = _Server(served_name(name), host)
+        self._own(server.close)
         with undone_by(self.close):
-            clerk.open()
+            server.open()
 
     def close(self) -> None:
         """Gives the name up: nobody else gets in. Idempotent, from any thread."""
-        self._clerk.close()
+        self._server.close()
         self._disown()
 
 
-class _Clerk:
+class _Server:
     """The thread, and what it owns. The thread does not keep the door: that ends with the last
     reference to it."""
 

@@ -50,7 +50,7 @@ class QueueHost:
         return places
 
     def open_place(self, rank: int) -> bool:
-        """Opens it, or asks for it. Nobody waits for a reader that then never comes."""
+        """Opens it, or asks for it. No message waits for a reader that then never comes."""
         return self._writer.readmit_late(rank)
 
     def handle_text(self, rank: int) -> str:
