@@ -60,7 +60,10 @@ def until_nothing_is_left(before: Holdings, when: str) -> None:
     def left() -> list[str]:
         return surplus(before, holdings("memlane-"))
 
-    until(lambda: not left(), f"nothing left {when}")
+    try:
+        until(lambda: not left())
+    except AssertionError:
+        raise AssertionError(f"left {when}: {left()}") from None
 
 
 def descriptors() -> Iterator[int]:

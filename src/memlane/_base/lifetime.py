@@ -172,7 +172,7 @@ def _start(thread: threading.Thread) -> None:
         try:
             thread.start()
         except BaseException as error:
-            errors.append(error)
+            errors.append(error.with_traceback(None))  # whose frame would keep the thread, and it
         finally:
             started.release()
 
@@ -185,9 +185,9 @@ def _start(thread: threading.Thread) -> None:
     except RuntimeError as error:
         if not _is_lack(error):
             raise
-        errors.append(error)
+        errors.append(error.with_traceback(None))
     if errors and not _is_lack(errors[0]):
-        raise errors[0]
+        raise errors.pop()
     if errors:  # there may be room for one
         thread.start()
 
