@@ -7,16 +7,14 @@ Fails without the guard: libzmq aborts the process if it cannot start its thread
 import errno
 import os
 import resource
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memlane import MessageQueue, SystemFault
-from memlane._base.lifetime import start_thread
 from memlane.groups import TcpGroup
-from tests.support import PATIENCE, Alarm, Link, alarms, start
+from tests.support import PATIENCE, Link, start
 from tests.support.regions import new_id, path_of, populated_pages, region_of
 from tests.support.remote_queues import HERE
 
@@ -134,33 +132,3 @@ def test_a_region_is_populated_without_threads(rank: int | None, nbytes: int, th
 def test_a_start_with_too_few_threads_fails_or_works(begin: Begin) -> None:
     """With one more thread at a time, each start fails with an error or works."""
     assert start(starting_with_more_and_more, begin).result() > 0
-
-
-def test_a_handler_that_raises_while_a_thread_starts_is_not_replaced_by_another_error() -> None:
-    """A thread that is not alive then runs nothing later, either, and none is left."""
-    is_armed, raised, started = False, 0, 0
-
-    def handler() -> None:
-        if is_armed:
-            raise Alarm
-
-    with alarms(handler, every=0.0003):
-        while raised < 300 or not started:
-            ran: list[object] = []
-            thread = threading.Thread(target=ran.append, args=(None,), daemon=True)
-            try:
-                is_armed = True
-                start_thread(thread)
-                is_armed = False
-            except Alarm:
-                is_armed = False
-                raised += 1
-                has_begun = thread.is_alive() or bool(ran)
-                later = threading.Thread(target=int)
-                later.start()
-                later.join()
-                assert has_begun or not ran
-            else:
-                thread.join()
-                assert ran
-                started += 1

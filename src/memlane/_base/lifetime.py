@@ -8,7 +8,6 @@ never returns for a child that waits for a queue of this process.
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import errno
 import os
@@ -127,69 +126,17 @@ def is_left_behind() -> bool:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Starts the thread. If a signal handler raises meanwhile, the thread runs nothing, or is alive
-    already.
+    """Starts the thread.
 
     Raises:
         SystemFault: with EAGAIN, if the system has no more threads for this user.
     """
-    undecided, wanted = Lock(), [True]
-
-    def run() -> None:
-        del thread.run
-        with undecided:
-            pass
-        if wanted:
-            thread.run()
-
-    thread.run = run  # type: ignore[method-assign]
-    with undecided:  # released however the block ends
-        try:
-            _start(thread)
-        except BaseException as error:
-            wanted.clear()
-            if not _is_lack(error):
-                raise
-            what = f"cannot start the thread {thread.name!r}"
-            raise system_fault(errno.EAGAIN, what) from None
-
-
-def _is_lack(error: BaseException) -> bool:
-    """Whether there are no more threads, not the interpreter's exit or another thread's error."""
-    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-
-
-def _start(thread: threading.Thread) -> None:
-    """Starts it from another thread, if handlers run in this one: `Thread.start` is not made for
-    what they raise, and forgets the thread, or keeps a lock that the thread waits for."""
-    if threading.current_thread() is not threading.main_thread():
-        thread.start()
-        return
-    started, errors, ids = _thread.allocate_lock(), list[BaseException](), list[int]()
-
-    def start() -> None:
-        ids.append(_thread.get_native_id())
-        try:
-            thread.start()
-        except BaseException as error:
-            errors.append(error.with_traceback(None))  # whose frame would keep the thread, and it
-        finally:
-            started.release()
-
-    started.acquire()
     try:
-        _thread.start_new_thread(start, ())
-        started.acquire()
-        if ids[0] != _thread.get_native_id():  # gevent's are greenlets of this one
-            _until_gone(ids[0])
-    except RuntimeError as error:
-        if not _is_lack(error):
-            raise
-        errors.append(error.with_traceback(None))
-    if errors and not _is_lack(errors[0]):
-        raise errors.pop()
-    if errors:  # there may be room for one
         thread.start()
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):  # but at exit, or another thread's error
+            raise
+        raise system_fault(errno.EAGAIN, f"cannot start the thread {thread.name!r}") from None
 
 
 def need_threads(count: int) -> None:
@@ -212,10 +159,10 @@ def need_threads(count: int) -> None:
     finally:
         for probe in probes:
             probe.join()
-            _until_gone(probe.native_id)
+            _until_gone(probe)
 
 
-def _until_gone(native_id: int | None) -> None:
+def _until_gone(thread: threading.Thread) -> None:
     """Waits until the kernel has ended the thread, a few microseconds after Python reports it."""
-    while os.path.exists(f"/proc/self/task/{native_id}"):
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         time.sleep(0)
