@@ -1,4 +1,5 @@
-"""What awaiting costs: the latency of `adequeue`, and the processor time of many idle queues.
+"""Measures what awaiting costs: the latency of `adequeue`, and the processor time of many idle
+queues.
 
 `python -m benchmarks.awaiting`: two minutes. A process sends a dict of 225 bytes every millisecond
 with the time in it; this one receives in an event loop. Ways alternate, each round with a process

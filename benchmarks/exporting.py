@@ -1,4 +1,4 @@
-"""What `memlane export` and `memlane trace` cost: a scrape, and a queue beside them.
+"""Measures what `memlane export` and `memlane trace` cost: a scrape, and a queue beside them.
 
 `python -m benchmarks.exporting`: three minutes. Scrapes of 20 queues with 8 readers each, which are
 processes of this run, over one connection each, as Prometheus makes them; then a queue with two

@@ -1,4 +1,4 @@
-"""What waiting, calling, detecting a death and importing cost. Part of `make bench`.
+"""Measures what waiting, calling, detecting a death and importing cost. Part of `make bench`.
 
 Every figure is measured in this run, with real processes.
 """

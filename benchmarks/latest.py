@@ -43,18 +43,18 @@ SLOW = 0.15
 """Seconds that a slow reader works on a frame: four and a half come meanwhile."""
 END = 255
 READER_CORES: set[int] = set()
-"""Where readers run; empty: where they like."""
+"""The cores on which readers run; empty: any."""
 
 
 class Reader:
-    """What a reader does with frames: it takes their age, and looks at every page."""
+    """A reader of frames, which takes their age and looks at every page."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
         self.ages: list[float] = []
 
     def see(self, frame: Frame) -> bool:
-        """Whether there are more."""
+        """Returns whether there are more."""
         now = time.monotonic_ns()
         self.ages.append((now - int(frame[:8].view(np.int64)[0])) / 1e6)
         frame[8::4096].max()

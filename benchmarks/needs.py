@@ -1,4 +1,4 @@
-"""What a benchmark needs besides memlane. Checked before anything is measured.
+"""Checks for what a benchmark needs besides memlane. Checked before anything is measured.
 
 If something is missing, the program exits with one sentence that says how to get it.
 """

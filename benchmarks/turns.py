@@ -20,7 +20,8 @@ Found = TypeVar("Found")
 def in_turns(
     rounds: int, ways: Iterable[Way], measure: Callable[[Way], Found]
 ) -> dict[Way, list[Found]]:
-    """What `measure` returns for each way, round after round: all of them meet the same noise."""
+    """Returns what `measure` returns for each way, round after round: all of them meet the same
+    noise."""
     found: dict[Way, list[Found]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, values in found.items():

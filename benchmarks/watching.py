@@ -1,4 +1,4 @@
-"""What looking costs: `memlane ls`, `memlane top`, and a queue that is watched by it.
+"""Measures what looking costs: `memlane ls`, `memlane top`, and a queue that is watched by it.
 
 `python -m benchmarks.watching`: two minutes. Queues with their readers are in one process of this
 run; the commands are processes of their own, `top` on a terminal.
@@ -65,7 +65,7 @@ def _drain(terminal: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process, with its threads that have ended."""
+    """Returns the CPU time of a process, with that of its threads that have ended."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -98,7 +98,7 @@ def beside(watching: AbstractContextManager[object]) -> dict[str, float]:
 
 
 def show_ratios(watching: Callable[[], AbstractContextManager[object]], rounds: int) -> None:
-    """Of a queue that is watched in that way to one that is not, taking turns."""
+    """Shows the ratio of a queue that is watched in that way to one that is not, taking turns."""
     ratios: dict[str, list[float]] = {}
     for number in range(rounds):
         order = (False, True) if number % 2 else (True, False)

@@ -40,7 +40,7 @@ IN_FLIGHT = 8
 
 
 class Model:
-    """What each worker can do."""
+    """The calls that each worker answers."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.result = np.ones(MIB, dtype=np.uint8)

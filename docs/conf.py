@@ -1,4 +1,4 @@
-"""How Sphinx builds the manual; `make docs` runs it."""
+"""Configures how Sphinx builds the manual; `make docs` runs it."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What a release consists of, and whether strangers can install it.
+"""Builds a release, and tries whether strangers can install it.
 
 Runs before memlane is installed, on the standard library alone.
 """

@@ -1,4 +1,4 @@
-"""What belongs into the distributions, and what does not."""
+"""Decides which files belong into the distributions."""
 
 import re
 import tarfile
@@ -24,7 +24,7 @@ _BUILT = re.compile(r"(?:\.venv|build|dist)/|.*(?:__pycache__|\.so$)")
 
 
 def faults_of_wheel(wheel: Path) -> list[str]:
-    """What is wrong with its files and its metadata."""
+    """Returns what is wrong with its files and its metadata."""
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if not name.endswith("/")}
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
@@ -43,7 +43,7 @@ def faults_of_wheel(wheel: Path) -> list[str]:
 
 
 def faults_of_sdist(sdist: Path) -> list[str]:
-    """What is wrong with its files. That it suffices is shown by building from it."""
+    """Returns what is wrong with its files. That it suffices is shown by building from it."""
     with tarfile.open(sdist) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     faults = [f"{name} was built, and is in it" for name in sorted(names) if _BUILT.match(name)]

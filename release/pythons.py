@@ -143,7 +143,7 @@ def sid_with(version: str) -> Path:
 
 
 def mirror() -> str:
-    """Where this machine's own packages come from."""
+    """Returns where this machine's own packages come from."""
     for path in [Path("/etc/apt/sources.list"), *Path("/etc/apt").glob("sources.list.d/*")]:
         text = path.read_text() if path.is_file() else ""
         if found := re.search(

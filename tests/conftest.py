@@ -148,5 +148,5 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=METHODS)
 def method(request: pytest.FixtureRequest) -> str:
-    """How the test's processes are started: once by fork, once by spawn."""
+    """The way to start the test's processes: once by fork, once by spawn."""
     return str(request.param)

@@ -172,7 +172,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What became of the tests of some groups."""
+    """The results of the tests of some groups."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)

@@ -33,7 +33,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found.
+    """The outcome of a search.
 
     Attributes:
         violated: the property that does not hold; None if all hold

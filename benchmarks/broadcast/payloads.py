@@ -1,4 +1,4 @@
-"""What is sent: from a scheduler's decision to 64 MiB arrays and tensors."""
+"""The payloads of the benchmark: from a scheduler's decision to 64 MiB arrays and tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures, and how long each peer's turn is."""
+"""Plans a run: what it measures, and how long each peer's turn is."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NUMBERS = ("microseconds_per_object", "idle_cpu_of_a_reader", "seconds_to_the_er
 
 
 def run(side: str) -> dict[str, Any]:
-    """What the ranks reported, merged."""
+    """Returns what the ranks reported, merged."""
     output = subprocess.run(
         [ROOT / "tests/own_shm.sh", PYTHON, Path(__file__).with_name("sglang_ranks.py")],
         env={

@@ -1,4 +1,5 @@
-"""Which release of vLLM runs on memlane with the same tokens: `python -m benchmarks.engines.table`.
+"""Tries which releases of vLLM run on memlane with the same tokens: `python -m
+benchmarks.engines.table`.
 
 Each with its own classes and with memlane's, tensor parallel 2, text and images; then a worker of
 the second is killed. Prints a row a release, as docs/howto/vllm.md has them.
@@ -16,7 +17,7 @@ from benchmarks.machine import describe
 
 
 def tokens(what: str, side: str) -> tuple[str, list[str]]:
-    """What the client's engine has made, or why it has made nothing; and its log."""
+    """Returns the tokens of the client's engine, or why there are none; and its log."""
     lines = [line for _, line in runs.client(side, what)]
     found = runs.facts(lines[-1]) if lines else {}
     wrong = [line for line in lines if "Error: " in line] or ["no tokens"]
@@ -24,7 +25,8 @@ def tokens(what: str, side: str) -> tuple[str, list[str]]:
 
 
 def agrees(what: str, names: str) -> str:
-    """Whether both sides make the same tokens, the second with memlane's class of that name."""
+    """Returns whether both sides make the same tokens, the second with memlane's class of that
+    name."""
     own, _ = tokens(what, "vLLM's own")
     ours, log = tokens(what, "memlane")
     if not own.startswith("["):
@@ -35,7 +37,7 @@ def agrees(what: str, names: str) -> str:
 
 
 def death() -> str:
-    """How long after a kill of worker 1 the client has its error."""
+    """Returns how long after a kill of worker 1 the client has its error."""
     struck = error = 0.0
     with suppress(StopIteration):
         for at, line in runs.client("memlane", "kill", runs.ROLES["worker 1"]):

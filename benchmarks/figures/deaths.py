@@ -15,7 +15,7 @@ from memlane.cli.bench.processes import Workspace
 
 KILLS = 200
 MOST_SECONDS = 5.0
-"""Who says nothing for so long is called silent, after one kill."""
+"""A peer that is silent for so long after one kill is called silent."""
 ASLEEP = 0.02
 
 
@@ -31,7 +31,7 @@ TCP = Peer("memlane over TCP", OverTcp, is_memlane=True)
 
 
 def _wait(channel: Channel) -> tuple[float, str]:
-    """When the next message turned out to be an error, and its text."""
+    """Returns when the next message turned out to be an error, and its text."""
     try:
         channel.recv()
     except BaseException as error:

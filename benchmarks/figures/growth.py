@@ -1,4 +1,5 @@
-"""How cost grows: with the readers of a queue, the queues of a process, the size of a message.
+"""Measures how cost grows: with the readers of a queue, the queues of a process, the size of a
+message.
 
 A message to readers that sleep, some milliseconds after all had the one before: the writer's call,
 and until the last of the readers has it, beside one futex wake of as many. Queues are idle, and

@@ -1,4 +1,4 @@
-"""What stays in /dev/shm after kill -9 of everybody at a random moment, a thousand times.
+"""Counts what stays in /dev/shm after kill -9 of everybody at a random moment, a thousand times.
 
 As after the kernel's out-of-memory killer or the end of a container's processes: writer, reader and
 their helpers (Python's resource tracker among them) die at once. Each kill comes between the start

@@ -23,7 +23,7 @@ def dict_peers() -> Iterator[Peer]:
 def by_peer(
     readers: int, measure: Callable[[Session], object], writer: type[Writer] = Writer
 ) -> dict[str, object]:
-    """What `measure` returns for each peer with `readers` readers of a scheduler's step."""
+    """Returns what `measure` returns for each peer with `readers` readers of a scheduler's step."""
     found: dict[str, object] = {}
     with Workspace() as workspace:
         for peer in dict_peers():

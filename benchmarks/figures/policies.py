@@ -1,4 +1,4 @@
-"""What eviction policies hit over the capacity, on published traces, beside the optimum.
+"""Replays what eviction policies hit over the capacity, on published traces, beside the optimum.
 
 `MEMLANE_TRACES` names the folder of the two traces of Mooncake (docs/howto/size-a-cache.md).
 """

@@ -58,7 +58,7 @@ def _dark(classes: Mapping[str, str], on_dark: Mapping[str, str]) -> Iterator[tu
 
 
 def _lines(element: ElementTree.Element, classes: dict[str, str], depth: int) -> Iterator[str]:
-    """What the element contains; groups that say nothing are left out."""
+    """Returns what the element contains; groups that say nothing are left out."""
     for child in element:
         if child.tag in _NOT_DRAWN:
             continue

@@ -1,4 +1,5 @@
-"""How long a sleeping reader takes to get a scheduler's step: all percentiles up to 99.99."""
+"""Measures how long a sleeping reader takes to get a scheduler's step: all percentiles up to
+99.99."""
 
 from __future__ import annotations
 

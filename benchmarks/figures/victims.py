@@ -63,7 +63,7 @@ class Victims:
         self._there.send((what, value))
 
     def next(self, what: str, seconds: float = SECONDS) -> Any:
-        """What was told as `what`; TimeoutError after so many seconds."""
+        """Returns what was reported as `what`; raises TimeoutError after so many seconds."""
         while self.told.poll(seconds):
             name, value = self.told.recv()
             if name == what:

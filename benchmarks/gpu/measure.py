@@ -184,8 +184,8 @@ class Bench:
     # Beside a matmul ------------------------------------------------------------------------
 
     def _beside(self, cell: Cell) -> None:
-        """How long the same products take alone, and while each way moves without a pause; and how
-        much it moves meanwhile."""
+        """Returns how long the same products take alone, and while each way moves without a pause;
+        and how much it moves meanwhile."""
         move, stream = self._prepared(cell.step), self.device.stream()
         side, products = self.scale.product
         compute, multiply = self.device.stream(), self.device.product(side)
@@ -259,7 +259,7 @@ class Bench:
 
 
 class _Check:
-    """Whether a move's blocks have arrived, byte by byte, and the others are untouched."""
+    """Checks that a move's blocks have arrived, byte by byte, and that the others are untouched."""
 
     def __init__(self, device: Device, move: Move) -> None:
         import torch

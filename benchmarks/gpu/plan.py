@@ -1,4 +1,4 @@
-"""What is measured, in the order of its importance, and what is left out if time is short. Pure."""
+"""Plans the measurements by importance, and what is left out if time is short. Pure."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _share(
 
 
 def share(cell: Cell, peer: str) -> float | None:
-    """Of the ceiling in the same rounds."""
+    """Returns the share of the ceiling in the same rounds."""
     mine, most = cell.median(peer, "gb_s"), cell.median(CEILING, "gb_s")
     return mine / most if mine and most else None
 

@@ -62,7 +62,7 @@ class Way:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """What the host does once all that was queued is done."""
+        """Does the host's part once all that was queued is done."""
 
 
 class Library(Way):

@@ -1,4 +1,4 @@
-"""What many hosts cost the writer: `python -m benchmarks.remote.scale`.
+"""Measures what many hosts cost the writer: `python -m benchmarks.remote.scale`.
 
 Measures a few constants on the loopback. From these it computes what more hosts would cost, and
 simulates 64 readers. Only the constants are measured, nothing else in the tables.
@@ -71,7 +71,7 @@ def writer_cost(connections: int, nbytes: int, messages: int) -> tuple[float, fl
 
 
 def relay_delay(messages: int) -> float:
-    """How many us later a message arrives through a relay; medians, in one process."""
+    """Returns how many us later a message arrives through a relay; medians, in one process."""
 
     def one_way(*, relayed: bool) -> float:
         with ExitStack() as stack:
@@ -114,7 +114,7 @@ def measure() -> Constants:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many connections the writer and the relays have, and the longest way to a reader."""
+    """The number of connections of the writer and the relays, and the longest way to a reader."""
 
     name: str
     connections: int  # of the writer
@@ -159,7 +159,7 @@ def table(c: Constants, nbytes: int) -> list[str]:
 
 
 def windows() -> list[str]:
-    """How many bytes must be in flight to keep a connection busy."""
+    """Returns how many bytes must be in flight to keep a connection busy."""
     lines = ["| round trip | 10 Gbit/s | 25 Gbit/s | 100 Gbit/s |", "|---|---|---|---|"]
     for name, seconds in (("50 us", 50e-6), ("1 ms", 1e-3), ("10 ms", 10e-3), ("80 ms", 0.08)):
         cells = []

@@ -27,7 +27,8 @@ from benchmarks.store.payloads import Payload
 
 @dataclass(frozen=True)
 class Setting:
-    """What a channel stores. `name` is unique and begins with `prefix`; files go to `folder`."""
+    """The payload, size and place of a channel. `name` is unique and begins with `prefix`; files go
+    to `folder`."""
 
     payload: Payload
     readers: int

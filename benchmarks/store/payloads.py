@@ -1,4 +1,4 @@
-"""What is stored: arrays of two sizes, and a nested dict of tensors."""
+"""The stored payloads: arrays of two sizes, and a nested dict of tensors."""
 
 from __future__ import annotations
 

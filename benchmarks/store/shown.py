@@ -1,4 +1,4 @@
-"""What the tables and the picture show of a run."""
+"""Makes the tables and the picture of a run."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ class Reader:
         self.channel.release()
 
     def arrival(self, item: Item) -> int:
-        """When the object arrived, on the clock that all processes share; by view if possible."""
+        """Returns when the object arrived, on the clock that all processes share; by view if
+        possible."""
         place, number = item
         channel = self.channel
         if channel.has_view:

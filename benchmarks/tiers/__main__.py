@@ -90,7 +90,7 @@ def run(row_bytes: int, direct: bool, options: argparse.Namespace) -> None:
 
 
 def medians(passes: list[tuple[float, float]]) -> tuple[float, float]:
-    """Of storing and of loading."""
+    """Returns the medians of storing and of loading."""
     stores, loads = zip(*passes, strict=True)
     return statistics.median(stores), statistics.median(loads)
 

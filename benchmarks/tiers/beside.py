@@ -21,7 +21,7 @@ class Peer(Protocol):
     def load(self, keys: list[bytes]) -> None: ...
 
     def clear(self) -> None:
-        """What was stored is removed."""
+        """Removes what was stored."""
 
     def close(self) -> None: ...
 

@@ -1,4 +1,5 @@
-"""What a chain of pool, disk and Redis finds, and how fast, beside each alone, alternating.
+"""Measures what a chain of pool, disk and Redis finds, and how fast, beside each alone,
+alternating.
 
     python -m benchmarks.tiers.chain [--requests 600] [--rounds 3]
 
@@ -41,7 +42,7 @@ WAYS = {
 
 
 class Seen(NamedTuple):
-    """Of one pass: parts of all blocks, ms of a request, MB/s of what was loaded."""
+    """The results of one pass: parts of all blocks, ms of a request, MB/s of what was loaded."""
 
     found: float
     in_pool: float

@@ -1,4 +1,4 @@
-"""What each policy hits where prompts are asked for again and again, more than fit.
+"""Measures what each policy hits where prompts are asked for again and again, more than fit.
 
     python -m benchmarks.tiers.loops [--blocks 1000] [--laps 30]
 

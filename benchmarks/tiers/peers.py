@@ -1,4 +1,5 @@
-"""What stores rows of a buffer on a disk: memlane's tier, and others at their best setting.
+"""The peers that store rows of a buffer on a disk: memlane's tier, and others at their best
+setting.
 
 Each has `store(ids)` and `load(ids)`, which return when all of these rows have been moved.
 """

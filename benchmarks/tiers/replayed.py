@@ -1,4 +1,5 @@
-"""What a policy hits through the calls of vLLM and of a chain, beside the replay of it alone.
+"""Measures what a policy hits through the calls of vLLM and of a chain, beside the replay of it
+alone.
 
     python -m benchmarks.tiers.replayed TRACE... [--blocks 3000] [--front 0,1/3,1,3]
         [--through chain]
@@ -128,7 +129,7 @@ class Plugin:
             sys.exit("a job of the tier has failed")
 
     def stored(self) -> int:
-        """How many blocks it has written; ends it."""
+        """Ends it, and returns how many blocks it has written."""
         stored: int = self._tier._tier.statistics().stored
         self._tier.shutdown()
         return stored
@@ -158,7 +159,7 @@ class Chain:
             return len(pin.ids)
 
     def stored(self) -> int:
-        """How many blocks the disk has written; ends it."""
+        """Ends it, and returns how many blocks the disk has written."""
         stored = self._disk.statistics().stored
         self._chain.close(store=False)
         self._disk.close()
@@ -169,7 +170,7 @@ WAYS: dict[str, type[Plugin | Chain]] = {"plug-in": Plugin, "chain": Chain}
 
 
 def through(way: str, trace: Trace, policy: PolicyName, blocks: int, front: int) -> Counts:
-    """What a policy hits there."""
+    """Returns what a policy hits there."""
     accesses = sum(map(len, trace))
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memlane-replayed-") as folder:
         tier = WAYS[way](folder, policy, blocks, front)
@@ -178,7 +179,7 @@ def through(way: str, trace: Trace, policy: PolicyName, blocks: int, front: int)
 
 
 def alone(trace: Trace, policy: PolicyName, blocks: int) -> Counts:
-    """What it hits in the replay."""
+    """Returns what it hits in the replay."""
     made = replay(trace, policy, blocks)
     return Counts(*(100 * made[name] / made["accesses"] for name in ("prefix_hits", "stores")))
 

@@ -39,11 +39,11 @@ DISK_ROWS = 16
 
 
 FOLDERS = "memlane-demo-"
-"""How the names of temporary folders begin; a process id follows."""
+"""The beginning of the names of temporary folders; a process id follows."""
 
 
 class BackingStatistics(NamedTuple):
-    """What was found where."""
+    """Counts of the blocks that were found, and where."""
 
     pool: PoolStatistics
     chain: ChainStatistics

@@ -60,7 +60,7 @@ class Request:
     arrival: float = 0.0
     """Seconds from the start of the run; the engine ignores the request until then."""
     may_end_early: bool = True
-    """Whether `END_OF_TEXT` ends it. A trace specifies the length of each answer."""
+    """True if `END_OF_TEXT` ends it. A trace specifies the length of each answer."""
     image: Image | None = None
 
     @property
@@ -77,20 +77,20 @@ class Sequence:
     tokens: bytearray
     computed: int = 0
     reached: int = 0
-    """How many there were when it was on a device last; a paused sequence looks for them."""
+    """The number of tokens when it was on a device last; a paused sequence looks for them."""
     owed: int = 0
-    """How many there were when some were lost: it is not paused for others before it has them."""
+    """The number of tokens when some were lost: it is not paused for others before it has them."""
     has_run: bool = False
     has_restarted: bool = False
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens there are after the prompt."""
+        """The number of tokens after the prompt."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing left to generate."""
+        """True if there is nothing left to generate."""
         ended = self.request.may_end_early and self.tokens[-1] == END_OF_TEXT
         return self.new_tokens > 0 and (ended or self.new_tokens == self.request.new_tokens)
 
@@ -111,11 +111,11 @@ class Finds:
     """Blocks that sequences found in the cache when they went to the device, and did not find."""
 
     returned: int = 0
-    """Of paused sequences."""
+    """Blocks of paused sequences."""
     lost: int = 0
-    """Of paused sequences, and computed again."""
+    """Blocks of paused sequences that were lost, and computed again."""
     prefix: int = 0
-    """Of requests that begin as others did."""
+    """Blocks of requests that begin as others did."""
 
 
 Admit = Callable[[int, Request], bool]
@@ -175,7 +175,8 @@ class Batcher:
 
     @property
     def joined(self) -> int:
-        """How many requests have been started; they join in the order of their arrivals."""
+        """The number of requests that have been started; they join in the order of their
+        arrivals."""
         return len(self.sequences) - len(self._waiting)
 
     @property
@@ -323,12 +324,12 @@ class Batcher:
     # The cache
 
     def _shared(self, number: int) -> int:
-        """How many tokens of a prompt are computed as in any other that begins with them."""
+        """Return how many tokens of a prompt are computed as in any other that begins with them."""
         return len(self.sequences[number].request.prompt) // self._chunk_tokens * self._chunk_tokens
 
     def _wanted(self, number: int) -> int:
-        """How many tokens a sequence without blocks looks for. The last piece of a prompt must run:
-        it elects the first token."""
+        """Return how many tokens a sequence without blocks looks for. The last piece of a prompt
+        must run: it elects the first token."""
         sequence = self.sequences[number]
         last = (len(sequence.request.prompt) - 1) // self._chunk_tokens * self._chunk_tokens
         return sequence.reached or last

@@ -19,7 +19,7 @@ from .image_store import ImageWriter
 from .worker import START_SECONDS, Report
 
 CLOSE_SECONDS = 10.0
-"""How long workers may take to leave before they are killed: less than a second each, unless the
+"""The time in which workers may leave before they are killed: less than a second each, unless the
 machine is busy."""
 
 SILENT_SECONDS = 1.0
@@ -48,7 +48,7 @@ class Process(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
 
     @property
     def sentinel(self) -> int:
@@ -56,7 +56,7 @@ class Process(Protocol):
 
     @property
     def last_words(self) -> str:
-        """Why it left, if it said so; complete after `join`."""
+        """The reason why it left, if it gave one; complete after `join`."""
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, at most `timeout` seconds."""
@@ -83,7 +83,7 @@ class Crew:
         self.processes: dict[int, Process] = {}
         self.answers: dict[int, MessageQueue] = {}
         self.reports: list[Report] = []
-        """What each worker measured; complete after the `with` block if all left in order."""
+        """The reports of all workers; complete after the `with` block if all left in order."""
         self.queue_cpu_ns = 0
         """CPU time of the scheduler's thread inside the queues."""
         self._is_one_gone = threading.Event()
@@ -131,7 +131,7 @@ class Crew:
 
     @property
     def exit_codes(self) -> list[int | None]:
-        """How the workers ended: 0 is in order, -9 is `kill -9`, None is still running."""
+        """The workers' exit codes: 0 is in order, -9 is `kill -9`, None is still running."""
         return [process.exitcode for process in self.processes.values()]
 
     def named(self, text: str) -> str:

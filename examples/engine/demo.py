@@ -1,4 +1,4 @@
-"""What `python -m engine` does."""
+"""The program `python -m engine`."""
 
 import argparse
 import os

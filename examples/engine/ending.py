@@ -1,4 +1,4 @@
-"""How the demo ends: normally, with a one-line error, or by a signal. All exits pass through here.
+"""Ends the demo: normally, with a one-line error, or by a signal. All exits pass through here.
 
 A signal must not interrupt the scheduler between starting a worker and recording it, or while a
 view has hidden the cursor but not yet arranged to show it again. So the signals that end the demo

@@ -44,7 +44,7 @@ class ImageWriter:
         self.referred_bytes = 0
         """Bytes of pixels of all references: what each worker would be sent without a store."""
         self.postponed = 0
-        """How often a request had to wait for a step because the store was full."""
+        """The number of times that a request had to wait for a step because the store was full."""
 
     def handle(self) -> ShmObjectStorageHandle:
         """Return what a worker needs for an `ImageReader`."""

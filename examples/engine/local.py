@@ -48,7 +48,7 @@ class LocalWorker:
         self.sentinel = self._process.sentinel
         """A descriptor that is ready once the process has ended."""
         self.last_words = ""
-        """Why it ended, if it could say; complete after `join`."""
+        """The reason why it ended, if it could give one; complete after `join`."""
         self.blames: int | None = None
         """The worker whose death made it end, if it said so; complete after `join`."""
 
@@ -59,7 +59,7 @@ class LocalWorker:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.exitcode
 
     def hear(self) -> Ready | None:

@@ -44,7 +44,7 @@ class RegionPlan(NamedTuple):
 
 
 class RegionStart(NamedTuple):
-    """How a worker's region started."""
+    """The start of a worker's region."""
 
     path: str
     seconds: float
@@ -53,7 +53,7 @@ class RegionStart(NamedTuple):
 
 @dataclass
 class Moved:
-    """What a worker has moved: the bytes and the duration in ns of each call of `copy_blocks`.
+    """A worker's moves: the bytes and the duration in ns of each call of `copy_blocks`.
 
     One call moves all blocks of a step in one direction.
     """

@@ -1,4 +1,4 @@
-"""Which sequence owns which blocks of the KV cache, and which must be moved before a step.
+"""Assigns blocks of the KV cache to sequences, and decides which must be moved before a step.
 
 A block has the keys and values of `BLOCK_SIZE` tokens of one sequence, in all layers. The blocks of
 a sequence can be anywhere in a pool; its block table lists them. All workers move the same blocks,
@@ -26,7 +26,7 @@ Pair = tuple[int, int]
 
 
 class Pools(NamedTuple):
-    """How many blocks each worker has."""
+    """The number of blocks that each worker has."""
 
     device: int
     region: int
@@ -34,7 +34,7 @@ class Pools(NamedTuple):
 
 
 class BlockCache(Protocol):
-    """Where blocks are that are not on the device: in rows of the region, or behind it."""
+    """The place of blocks that are not on the device: in rows of the region, or behind it."""
 
     def find(self, keys: list[bytes]) -> list[int]:
         """Return the rows of the leading run of keys that are there, until `settle`."""
@@ -120,7 +120,7 @@ class BlockTables:
         self._free = list(reversed(range(pools.device)))
         self._tables: dict[int, list[int]] = {}
         self.pauses = 0
-        """How often a sequence was paused so far."""
+        """The number of pauses of sequences."""
 
     @property
     def used(self) -> int:
@@ -128,7 +128,7 @@ class BlockTables:
         return self.pools.device - len(self._free)
 
     def is_on_device(self, sequence: int) -> bool:
-        """Whether the sequence has blocks there; otherwise it is paused, or has not started."""
+        """True if the sequence has blocks there; otherwise it is paused, or has not started."""
         return sequence in self._tables
 
     def table(self, sequence: int) -> list[int]:

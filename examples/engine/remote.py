@@ -36,7 +36,7 @@ SECRET = "ENGINE_SECRET"
 
 
 class Place(NamedTuple):
-    """Where to run a worker."""
+    """The place of a worker: how to run it, and where."""
 
     address: str
     """The address of its host."""
@@ -60,7 +60,7 @@ class Program:
         self.sentinel = self._popen.stdout.fileno()
         """The program's stdout. It writes nothing there, so this is ready when it ends."""
         self.last_words = ""
-        """What it wrote to stderr; complete after `join`."""
+        """Its output to stderr; complete after `join`."""
 
     @property
     def pid(self) -> int:
@@ -69,7 +69,7 @@ class Program:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._popen.poll()
 
     def join(self, timeout: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the demo prints, with or without a live view."""
+"""Prints the demo's results, with or without a live view."""
 
 import os
 import sys

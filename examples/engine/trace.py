@@ -42,7 +42,7 @@ class TraceLine(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Scale:
-    """How a trace is scaled down to a small model on a small machine."""
+    """The factors by which a trace is scaled down to a small model on a small machine."""
 
     time: float
     """Seconds of the replay for one second of the trace."""

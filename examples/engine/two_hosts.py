@@ -1,4 +1,4 @@
-"""What `python -m engine.hosts` does, as root.
+"""The program `python -m engine.hosts`, for root.
 
 Host 1 is this machine, with the scheduler and two workers. Host 2 has two more workers; it has its
 own network stack and /dev/shm, behind a cable with a delay (`lab`). One engine answers the same
@@ -163,7 +163,7 @@ def _pulled_for_good(crew: RemoteCrew, workload: Workload, cable: lab.Cable, add
 
 
 def _are_dead(broadcast: MessageQueue) -> bool:
-    """Whether the readers on host 2 count as dead."""
+    """Return whether the readers on host 2 count as dead."""
     return all(row.state == "dead" for row in broadcast.statistics().readers if row.rank in THERE)
 
 

@@ -26,11 +26,11 @@ CHUNK_BYTES = 1 << 20
 """Room for one message; the largest are the sums of a full step, about 64 KiB."""
 
 START_SECONDS = 60.0
-"""How long processes wait for each other at the start; imports are slow on a busy host."""
+"""The time that processes wait for each other at the start; imports are slow on a busy host."""
 
 
 class Assignment(NamedTuple):
-    """What a worker is given when it starts."""
+    """A worker's arguments when it starts."""
 
     config: ModelConfig
     rank: int
@@ -43,7 +43,7 @@ class Assignment(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What a worker sends once it is set up."""
+    """A worker's first message, once it is set up."""
 
     answers: Handle
     region: RegionStart | None
@@ -65,7 +65,7 @@ class Restarted(Exception):
 
 
 class LastWords(NamedTuple):
-    """What a worker sends through the same pipe when it must leave because of an error."""
+    """A worker's message through the same pipe when it must leave because of an error."""
 
     text: str
     blames: int | None
@@ -77,12 +77,13 @@ class Ballot(NamedTuple):
 
     votes: Votes
     latency_ns: int
-    """Of the decision: from just before the scheduler's `enqueue` to the return of `dequeue`."""
+    """The decision's latency: from just before the scheduler's `enqueue` to the return of
+    `dequeue`."""
 
 
 @dataclass
 class Report:
-    """What a worker measured about broadcast, store and region; its very last answer."""
+    """A worker's measurements of broadcast, store and region; its very last answer."""
 
     waiting_ns: int = 0
     """Time spent inside `dequeue`."""
@@ -95,7 +96,7 @@ class Report:
     view_ns: list[int] = field(default_factory=list)
     """Per image, the time until its pixels were accessible."""
     moved: Moved = field(default_factory=Moved)
-    """What it copied between device and offload region."""
+    """The copies between device and offload region."""
 
 
 def run_worker(assignment: Assignment, pipe: Connection) -> None:

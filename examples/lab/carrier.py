@@ -37,7 +37,7 @@ _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 
 
 class Conditions(NamedTuple):
-    """What happens to frames from now on."""
+    """The conditions of frames from now on."""
 
     is_pulled: bool = False
     """All frames are lost, including those in flight."""
@@ -62,7 +62,7 @@ class Way:
 
     @property
     def due(self) -> float | None:
-        """When the next frame is due; None if there is none."""
+        """The time at which the next frame is due; None if there is none."""
         return self._frames[0][0] if self._frames else None
 
     def take(self, conditions: Conditions) -> None:

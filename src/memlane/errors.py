@@ -468,7 +468,7 @@ _FAULT_HINTS = {
 
 
 class SpaceHolder(NamedTuple):
-    """What a reader keeps in shared memory of messages that it has read.
+    """The shared memory that a reader keeps, of messages that it has read.
 
     Attributes:
         rank, pid: of the reader.

@@ -150,7 +150,7 @@ def every_scenario(_link: Link) -> dict[str, str]:
 @in_namespaces
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 24, 32, 64, 4096])
 def test_what_a_small_tmpfs_cannot_hold_is_shm_exhausted(size: int) -> None:
-    """What does not fit raises ShmExhausted; everything else works."""
+    """A segment that does not fit raises ShmExhausted; everything else works."""
     peer = start(every_scenario, method="spawn", command=private_shm(f"{size}k"))
     outcomes = peer.result()
     assert set(outcomes.values()) <= {"success", "ShmExhausted"}

@@ -108,7 +108,7 @@ def extension() -> Path:
 
 
 def fits(failure: Failure) -> bool:
-    """Whether the error says what failed, in the class that callers look for."""
+    """Returns whether the error says what failed, in the class that callers look for."""
     error, number = failure.error, failure.fault.error
     if error is None:
         return True

@@ -90,7 +90,7 @@ USES = {
     "named", ["", "import memlane; memlane.MessageQueue; memlane.MsgpackSerde\n"]
 )
 def test_a_child_does_what_a_thread_was_importing_for(use: str, named: str) -> None:
-    """Whether the classes were named before or not."""
+    """This holds for classes that were named before, and for others."""
     program = [sys.executable, "-c", named + PROGRAM, use]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
     # logging that is imported meanwhile may say that a lock of its own was not acquired: CPython
@@ -134,7 +134,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_an_import_gets_the_lock_of_logging_while_a_fork_waits_for_it() -> None:
-    """Where logging is imported after memlane, its hook runs first."""
+    """If logging is imported after memlane, its hook runs first."""
     done = subprocess.run(
         [sys.executable, "-c", LOGGED], capture_output=True, text=True, timeout=PATIENCE
     )

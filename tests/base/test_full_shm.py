@@ -202,7 +202,7 @@ def last_two_arrays(_link: Link) -> None:
 
 
 def chunks_of_other_sizes(_link: Link) -> None:
-    """What chunks have reserved is given back before another message is refused."""
+    """The space of chunks is given back before another message is refused."""
     with (
         queue_of(1, max_chunk_bytes=10 * MIB, max_chunks=10) as (one, (one_reader,)),
         queue_of(1, max_chunk_bytes=MIB) as (other, (other_reader,)),
@@ -312,7 +312,7 @@ def one_kept_array_of_killed_ends(_link: Link) -> None:
 
 
 def views_that_spare_no_more_than_they_show(_link: Link) -> None:
-    """What a view shows stays, in a chunk or an extent; all other space is given back."""
+    """The space that a view shows stays, in a chunk or an extent; all other space is given back."""
     with queue_of(1, max_chunk_bytes=2 * MIB, max_chunks=4) as (writer, (reader,)):
         views = []
         for kind, size in (("small", MIB // 2), ("large", 4 * MIB)):
@@ -397,7 +397,7 @@ def view_in_a_block(link: Link, handle: Handle) -> None:
 
 
 def views_of_a_killed_reader(_link: Link) -> None:
-    """What it showed is given back with everything else: nobody sees it any more."""
+    """The space that it showed is given back with everything else: nobody sees it any more."""
     with MessageQueue(2, 2, max_chunk_bytes=4096) as writer:
         viewing = start(view_in_a_block, writer.export_handle(0))
         with MessageQueue.create_from_handle(writer.export_handle(1), 1) as reader:
@@ -425,8 +425,8 @@ def lent_array(link: Link, handle: Handle, rank: int) -> None:
 
 
 def space_that_another_process_gave_back(_link: Link) -> None:
-    """Of two processes with an array of killed ends, the second one finds that nothing is left to
-    do, and touches nothing: the file system may be full by then."""
+    """The second of two processes with an array of killed ends finds that nothing is left to do,
+    and touches nothing: the file system may be full by then."""
     writer = start_writer(2, max_chunk_bytes=4096)
     keeping = [start(lent_array, writer.greeting, rank) for rank in range(2)]
     writer.call("enqueue", np.ones(4 * MIB, np.uint8))
@@ -613,7 +613,7 @@ def an_array_that_is_kept_while_the_writer_waits(_link: Link) -> None:
 
 
 def space_of_others_while_the_writer_waits(_link: Link) -> None:
-    """What somebody else gives back is as good as an older message's."""
+    """Space that another process gives back is as good as an older message's."""
     with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
         writer.enqueue(np.ones(14 * MIB, np.uint8))
         with full(leaving=20 * MIB):
@@ -660,7 +660,7 @@ def a_message_that_others_leave_no_space_for(_link: Link) -> None:
 
 
 def a_chunk_that_lacks_little(_link: Link) -> None:
-    """What counts is what the chunk lacks, not the message."""
+    """The space that the chunk lacks counts, not the message's size."""
     with queue_of(1, max_chunk_bytes=12 * MIB, max_chunks=2) as (writer, (reader,)):
         for _ in range(2):  # either chunk has 8 MiB now
             writer.enqueue(bytes(8 * MIB))
@@ -784,7 +784,7 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
 def test_what_does_not_fit_is_shm_exhausted_and_the_rest_works(
     role: Callable[[Link], None], size: str
 ) -> None:
-    """What does not fit raises ShmExhausted with need, free and hint; the rest works."""
+    """A segment that does not fit raises ShmExhausted with need, free and hint; the rest works."""
     start(role, method="spawn", command=private_shm(size)).result()
 
 

@@ -33,9 +33,9 @@ from tests.support.stores import BytesSerde, store_of
 
 PAGE = 4096
 TRAILER_END, SECTION_COUNT, SECTIONS = 24, 68, 256
-"""Of the header, see native/core/layout.hpp."""
+"""Places in the header, see native/core/layout.hpp."""
 CLOSING = 2 << 32
-"""Of an entry's stamp, see native/store/object_table.hpp."""
+"""A bit of an entry's stamp, see native/store/object_table.hpp."""
 
 
 def put(memory: Any, offset: int, number: int, width: int = 8) -> None:

@@ -1,4 +1,4 @@
-"""What importing memlane provides, and where the import fails."""
+"""Importing memlane: the names that it provides, and where it fails."""
 
 import ast
 import signal
@@ -234,7 +234,7 @@ print(*ends)
 
 
 def test_interrupted_while_a_native_module_begins() -> None:
-    """What it calls in Python may raise."""
+    """The Python code that it calls may raise."""
     command = [sys.executable, "-c", INTERRUPTED_IN_EVERY_CALL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     *interrupted, last = done.stdout.split()

@@ -1,4 +1,4 @@
-"""What a signal handler that raises in a `with` statement leaves behind: nothing that is held.
+"""A signal handler that raises in a `with` statement leaves nothing locked.
 
 Fails without the guard, on CPython 3.14: one in ten of these left the lock locked.
 """
@@ -43,7 +43,7 @@ def test_a_block_is_left_whenever_a_handler_raises(make: Callable[[], object]) -
 
 
 def test_a_block_within_another_is_left_alone() -> None:
-    """What raises in the inner one does not unlock the outer one."""
+    """An error in the inner block does not unlock the outer one."""
     made = Lock()
     with made:
         with pytest.raises(Alarm), alarm_after(1e-3):

@@ -52,7 +52,8 @@ def in_child(call, *args):
 
 
 def said_by(code: str) -> str:
-    """What a program prints that imports the native module only, and ends without a complaint."""
+    """Returns what a program prints that imports the native module only, and ends without a
+    complaint."""
     command = [sys.executable, "-W", "ignore", "-c", PRELUDE + code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal(
 
 
 def where(setup: str, code: str, *without: str) -> Any:
-    """What `code` puts into `said`, in namespaces that the shell's `setup` has changed."""
+    """Returns what `code` puts into `said`, in namespaces that the shell's `setup` has changed."""
     program = f"import json, os, sys, memlane\nfrom memlane import testing\nsaid = None\n{code}\n"
     program += "with os.fdopen(int(sys.argv[1]), 'w') as out:\n json.dump(said, out)\n"
     read_end, write_end = os.pipe()

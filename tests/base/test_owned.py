@@ -1,4 +1,4 @@
-"""What owns memory, descriptors or threads: one rule for copies and for `with` blocks."""
+"""Objects that own memory, descriptors or threads follow one rule for copies and `with` blocks."""
 
 import copy
 import pickle

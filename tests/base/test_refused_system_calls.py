@@ -42,7 +42,7 @@ NEWER = (
     *("clone3", "copy_file_range", "futex_waitv", "io_uring_enter", "io_uring_register"),
     *("io_uring_setup", "membarrier", "memfd_create", "pidfd_open", "statx"),
 )
-"""What Linux got after 3.17, of all that any part uses, or might."""
+"""System calls newer than Linux 3.17 that any part uses, or might."""
 
 
 def of(queue: MessageQueue) -> MessageQueue:

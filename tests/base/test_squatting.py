@@ -53,7 +53,7 @@ def seize(path: Path) -> Path:
 
 @pytest.fixture
 def aside(writer: MessageQueue) -> Iterator[Path]:
-    """Where the genuine segment is while its name is free for others."""
+    """Returns where the genuine segment is while its name is free for others."""
     moved = seize(path_of(writer))
     yield moved
     moved.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def test_another_user_cannot_attach(writer: MessageQueue) -> None:
 
 @pytest.mark.root
 def test_a_writer_that_has_given_up_root() -> None:
-    """What to do is said: the kernel lets nobody open what it holds, not even its own user.
+    """The error says what to do: the kernel lets nobody open what it holds, not even its own user.
 
     Fails without the guard: "only processes of the same user can share a segment".
     """
@@ -174,7 +174,7 @@ def test_a_writer_that_has_given_up_root() -> None:
 def test_what_is_not_a_regular_file_is_refused_at_once(
     writer: MessageQueue, aside: Path, attach: Attach, make: Callable[[Path], None]
 ) -> None:
-    """What is not a regular file is refused at once; opening it does not hang."""
+    """Anything but a regular file is refused at once; opening it does not hang."""
     make(path_of(writer))
 
     def role(_link: Link) -> None:

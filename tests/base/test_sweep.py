@@ -222,7 +222,7 @@ def hold_named_ring(link: Link, name: str) -> None:
 
 @creations
 def test_left_under_a_name_of_the_callers_own(create: Callable[[], None]) -> None:
-    """Whoever creates any segment sweeps it, not only who wants that name again."""
+    """Every process that creates a segment sweeps it, not only one that wants that name again."""
     before = set(SHM.iterdir())
     name = f"own-{os.getpid()}"
     creator = start(hold_named_ring, name)

@@ -162,7 +162,7 @@ def test_what_only_the_collector_has_not_seen_yet_is_no_leak() -> None:
 
 
 def test_a_kill_can_be_seen_when_it_returns() -> None:
-    """When it returns, the death can be seen: no wait is needed."""
+    """The death can be seen as soon as it returns: no wait is needed."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         reader = start_reader(writer.export_handle())
         writer.wait_until_ready(PATIENCE)

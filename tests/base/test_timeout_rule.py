@@ -524,7 +524,7 @@ def takers() -> set[str]:
 
 
 def test_every_timeout_is_here() -> None:
-    """Whoever adds one adds a scene."""
+    """A new timeout needs a scene here."""
     here = {name.split(" ")[0] for name in SCENES} | {"WorkerGroup.check"}  # returns in the end
     assert here == takers() | {"_wait_for_file_size"}
 
@@ -543,7 +543,7 @@ def test_what_is_no_number_of_seconds_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SCENES if not name.startswith("testing")])
 def test_a_negative_timeout_polls_like_0(name: str) -> None:
-    """What has to wait times out at once; what need not wait succeeds."""
+    """A call that has to wait times out at once; one that need not wait succeeds."""
     for timeout in EXPIRED:
         with SCENES[name]() as (call, release):
             if release is None:
@@ -555,7 +555,7 @@ def test_a_negative_timeout_polls_like_0(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_the_longest_timeouts_wait(name: str) -> None:
-    """None waits for ever, and so does what is longer than any clock."""
+    """A timeout of None waits for ever, and so does one longer than any clock."""
     for timeout in ENDLESS:
         with SCENES[name]() as (call, release):
             calling = Aside(call, timeout)

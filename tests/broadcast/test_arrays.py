@@ -140,7 +140,7 @@ def test_sizes_around_a_chunk(readers: int) -> None:
 
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_read_only_arrays_become_the_readers_own(size: int) -> None:
-    """What dequeue returns is writable; the writer's array stays as it was."""
+    """The returned array is writable; the writer's array stays as it was."""
     array = np.arange(size)
     array.flags.writeable = False
     with queue_of() as (writer, (reader,)):

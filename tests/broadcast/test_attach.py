@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 PAGE = mmap.PAGESIZE
 SPACE_EACH = 112
-"""Where the header says it: native/core/layout.hpp."""
+"""The header's field for it: native/core/layout.hpp."""
 
 
 @pytest.mark.parametrize("rank", [-1, -(2**70)])

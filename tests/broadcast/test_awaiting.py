@@ -109,7 +109,7 @@ def test_cancelled_receives_consume_nothing(run: Callable[[Any], Any]) -> None:
 
 
 def test_cancelled_sends_send_nothing(run: Callable[[Any], Any]) -> None:
-    """What a call that was cancelled would have sent never arrives."""
+    """The message of a cancelled call never arrives."""
     dice = random.Random(8)
 
     async def send(writer: MessageQueue[int], reader: MessageQueue[int]) -> tuple[Any, Any]:
@@ -576,7 +576,8 @@ def test_a_descriptor_is_readable_while_a_message_is_there() -> None:
 
 
 def test_a_descriptor_outlives_close() -> None:
-    """Who waits for it hears of the end, and can unregister it; another queue gets another."""
+    """A selector on it sees the end, and can unregister it; another queue gets another
+    descriptor."""
     with queue_of() as (_, (reader,)), selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
         assert not selector.select(0)

@@ -536,7 +536,8 @@ def test_an_interrupted_burst_says_how_many_were_sent(kind: str) -> None:
 @pytest.mark.soak(seconds=60 + 4 * SECONDS)
 @pytest.mark.parametrize("kind", ["queue", "gather", "remote"])
 def test_a_reader_of_batches_loses_nothing_to_a_handler(kind: str) -> None:
-    """What `dequeue_many` has taken is in the caller's variable before a handler can raise."""
+    """The messages that `dequeue_many` took are in the caller's variable before a handler can
+    raise."""
     is_armed = False
 
     def handler() -> None:

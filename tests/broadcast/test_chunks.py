@@ -29,7 +29,7 @@ def spoil(queue: MessageQueue) -> None:
 
 
 def test_bytes_go_through() -> None:
-    """What is written into the block is read from the block, by every reader, lap after lap."""
+    """Every reader reads the bytes that were written into the block, lap after lap."""
     with queue_of(2, max_chunk_bytes=100, max_chunks=3) as (writer, readers):
         for number in range(10):
             with writer.acquire_write() as chunk:

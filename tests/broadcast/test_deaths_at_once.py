@@ -158,7 +158,7 @@ from one that is woken; the longer ones, of half a second and more, can."""
 
 
 def is_at_once(waits: Any) -> bool:
-    """What else the machine does makes it later, never earlier: the best of some counts."""
+    """Other load makes it later, never earlier: the best of some counts."""
     return any(statistics.median(delay_of(waits) for _ in range(5)) < AT_ONCE for _ in range(4))
 
 

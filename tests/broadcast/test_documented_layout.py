@@ -148,7 +148,7 @@ def test_foreign_write_after_a_silence_is_noticed(silence: float, is_first: bool
 
 @pytest.mark.parametrize("geometry", [(1, 10, 1), (3, 33, 5)])
 def test_foreign_process_and_a_ring_alone(geometry: tuple[int, int, int]) -> None:
-    """What a plain mapping writes is what get_data and get_metadata show."""
+    """get_data and get_metadata show the bytes that a plain mapping wrote."""
     with ring_of(*geometry) as ring:
         parts = [bytes([number + 1]) * geometry[1] for number in range(geometry[2])]
         start(plain_layout.write_everything, ring.handle(), parts, method="spawn").join()

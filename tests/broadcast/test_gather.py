@@ -225,7 +225,7 @@ def test_who_is_absent() -> None:
 
 
 def test_a_death_is_the_right_one() -> None:
-    """Of a writer that dies while the wait is for another."""
+    """The error names the writer that died, though the wait was for another."""
     with Gather(2, 64, 2) as reader:
         doomed = start_writer(reader, 0)
         waiting = Aside(reader.wait_until_ready, PATIENCE)
@@ -287,7 +287,8 @@ def test_handles_as_text() -> None:
 
 
 def test_a_place_is_for_one_writer() -> None:
-    """Who comes after one that has ended would continue its numbers from anywhere."""
+    """A second writer at the place of one that has ended would continue its numbers from
+    anywhere."""
     with Gather(1, 64, 4) as reader:
         handle = reader.export_handle(0)
         with Gather.create_from_handle(handle, 0) as writer:
@@ -399,7 +400,7 @@ def test_lent_arrays() -> None:
 
 
 def test_close_from_another_thread() -> None:
-    """Whoever waits is told."""
+    """A waiting call raises Closed."""
     with gather_of(3) as (reader, _):
         waiting = Aside(reader.dequeue).until_blocked()
         reader.close()
@@ -616,7 +617,7 @@ def again() -> None:
 
 
 def test_statistics() -> None:
-    """Of both roles."""
+    """Both roles count the same."""
     with gather_of(2) as (reader, writers):
         for number in range(3):
             writers[1].enqueue(number)

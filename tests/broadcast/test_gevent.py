@@ -55,7 +55,7 @@ print(message)
 
 
 def said(patched: str, where: str) -> str:
-    """What the program prints in a process of its own."""
+    """Returns what the program prints in a process of its own."""
     package("gevent")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, patched, where],

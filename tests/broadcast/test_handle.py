@@ -58,7 +58,7 @@ def test_handle_of_a_queue() -> None:
 
 
 def test_changing_an_exported_handle_does_not_change_the_queue() -> None:
-    """What export_handle gives is the caller's own."""
+    """The exported handle is the caller's own."""
     with queue_of(2) as (writer, _):
         writer.export_handle().local_reader_ranks.append(9)
         assert writer.export_handle().local_reader_ranks == [0, 1]

@@ -132,7 +132,7 @@ def test_a_view_that_no_extent_can_keep() -> None:
 
 
 def test_blocks_on_chunks() -> None:
-    """What a reader keeps of a chunk stays; there is no chunk to write to once all are kept."""
+    """A chunk that a reader keeps stays as it is; once all are kept there is none to write to."""
     with queue_of(mode="latest", max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
         assert ring_in(writer).max_chunks == 3
         assert writer.current_idx == reader.current_idx == -1
@@ -180,7 +180,7 @@ def test_a_block_that_raises() -> None:
 
 
 class Undecodable:
-    """Whose decoding fails as often as it says."""
+    """An object whose decoding fails as often as it says."""
 
     failures = 0
 
@@ -243,7 +243,7 @@ def test_what_a_failed_decoding_leaves_behind(size: int, first: str, again: str,
 
 
 class Stashing:
-    """Whose decoding fails once it has put its array where others find it."""
+    """An object whose decoding fails once it has put its array where others find it."""
 
     found: ClassVar[list[Any]] = []
 
@@ -366,7 +366,7 @@ def crowded(_link: Link, keeps: str) -> tuple[list[int], int]:
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 @pytest.mark.parametrize("keeps", ["nothing", "view", "lent"])
 def test_a_crowded_file_system(keeps: str) -> None:
-    """What does not fit a chunk is written, read and kept all the same."""
+    """A message that does not fit a chunk is written, read and kept all the same."""
     peer = start(crowded, keeps, method="spawn", command=private_shm("40m"))
     assert peer.result() == ([*range(8)], 0)
 

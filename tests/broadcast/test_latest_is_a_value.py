@@ -94,7 +94,7 @@ class Run:
         del self.kept[reader][1:]
 
     def replace(self, reader: int) -> None:
-        """What the former one has lent stays; its views may change."""
+        """The former message's lent arrays stay; its views may change."""
         self.readers[reader].close()
         self.kept[reader].clear()
         handle = self.writer.readmit(reader)

@@ -175,7 +175,7 @@ def send_until_refused(writer: MessageQueue) -> None:
 
 
 def test_a_reader_that_closes() -> None:
-    """What it has kept is its own, whatever is sent to others afterwards."""
+    """An array that it kept is its own, whatever is sent to others afterwards."""
     with new_writer(2) as writer:
         closing = start_reader(writer.export_handle(), 0)
         other = start_reader(writer.export_handle(), 1)
@@ -211,7 +211,8 @@ def protect_page(queue: MessageQueue, call: str) -> None:
 
 
 def kept_beside_a_fork(queue: MessageQueue) -> list[tuple[int, int]]:
-    """What a child sees of the array that was kept when it was forked, after later messages."""
+    """Returns what a child sees of the array that was kept when it was forked, after later
+    messages."""
     asked, answered = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:

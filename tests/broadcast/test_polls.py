@@ -31,7 +31,7 @@ def raise_an_error() -> None:
 
 
 def is_cheap(poll: Callable[[], object], times: float) -> bool:
-    """What else the machine does makes either dearer at times, and neither cheaper."""
+    """Other load makes either dearer at times, and neither cheaper."""
     return seconds_of(poll) < times * seconds_of(raise_an_error)
 
 

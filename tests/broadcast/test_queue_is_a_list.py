@@ -53,7 +53,7 @@ class Raw:
 
 @dataclass
 class Model:
-    """What the queue should hold."""
+    """The messages that the queue should hold."""
 
     n_readers: int
     chunks: int
@@ -64,7 +64,7 @@ class Model:
         self.positions = dict.fromkeys(range(self.n_readers), 0)
 
     def full(self) -> bool:
-        """Whether some reader has not read the next chunk yet."""
+        """Returns whether some reader has not read the next chunk yet."""
         oldest = min(self.positions.values(), default=len(self.sent))
         return len(self.sent) - oldest >= self.chunks
 
@@ -142,7 +142,7 @@ class Run:
             self.writer.enqueue(lambda: 0, timeout=0)
 
     def _next(self, reader: int) -> object:
-        """What the reader reads next; None if nothing is there, or no longer."""
+        """Returns what the reader reads next; None if nothing is there, or no longer."""
         position = self.model.positions.get(reader)
         if position is None or position == len(self.model.sent):
             return None

@@ -167,7 +167,8 @@ def test_what_the_dead_kept_is_used_again() -> None:
 
 
 def test_only_one_takes_it() -> None:
-    """Of two with the same handle, the second is refused; so is whoever comes before it is open."""
+    """The second of two readers with the same handle is refused; so is one that comes before it is
+    open."""
     with MessageQueue(1, 1) as writer:
         first = start_reader(writer.export_handle())
         writer.wait_until_ready(PATIENCE)
@@ -205,7 +206,8 @@ def test_a_place_is_closed_until_then() -> None:
 
 
 def test_the_writer_waits_for_whoever_comes() -> None:
-    """What is sent before the replacement attaches is kept for it; it can be released again."""
+    """Messages that are sent before the replacement attaches are kept for it; it can be released
+    again."""
     with MessageQueue(1, 1, None, 64, 3) as writer:
         doomed = start_reader(writer.export_handle())
         writer.wait_until_ready(PATIENCE)
@@ -525,7 +527,7 @@ def test_a_late_reader_that_nobody_has_counted() -> None:
 
 
 def test_a_late_reader_at_the_end() -> None:
-    """Of a queue whose writer closes, or dies, before it has counted it."""
+    """The queue's writer closes, or dies, before it has counted the late reader."""
     with MessageQueue(1, 1, late_readers=True) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
     with refuses(WriterClosed):

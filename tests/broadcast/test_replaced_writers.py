@@ -36,7 +36,7 @@ def attached(handle: GatherHandle) -> Gather:
 
 @pytest.mark.parametrize("sleeps", [True, False], ids=["one sleep", "a descriptor each"])
 def test_a_dead_writer_is_replaced(sleeps: bool, monkeypatch: Any) -> None:
-    """What it had sent comes first, then the new one's messages; the other notices nothing."""
+    """The dead writer's messages come first, then the new one's; the other notices nothing."""
     if not sleeps:
         monkeypatch.setattr(module._Reader, "SLEEPS", False)
     with Gather(2, 4096, 4) as reader:

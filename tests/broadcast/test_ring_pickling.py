@@ -37,7 +37,7 @@ def test_unpickling_attaches(protocol: int) -> None:
 
 
 def test_unpickling_without_the_segment_does_not_raise() -> None:
-    """Where the segment is missing the object is passed along; its first use raises."""
+    """If the segment is missing the object is passed along; its first use raises."""
     with ring_of(2, 64, 3) as ring:
         handle, pickled, name = ring.handle(), pickle.dumps(ring), ring.shared_memory.name
     far = pickle.loads(pickled)

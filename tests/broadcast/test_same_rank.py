@@ -27,7 +27,7 @@ def try_to_attach(link: Link) -> None:
 
 
 def test_a_race_for_one_rank() -> None:
-    """Of three processes that attach at once exactly one succeeds, again and again."""
+    """Exactly one of three processes that attach at once succeeds, again and again."""
     runners = [start(try_to_attach) for _ in range(3)]
     for _ in range(150):
         with MessageQueue(2, 2, [6, 7], 256, 2) as writer:

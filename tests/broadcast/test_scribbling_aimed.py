@@ -139,7 +139,7 @@ OBJECT: dict[str, Any] = {
 }
 SIZE = 1 << 15
 TABLE = SIZE + 4096 + 128 + 2 * 128
-"""Of a ring of that size, with one reader: header, facts, slots."""
+"""The offset in a ring of that size, with one reader: header, facts, slots."""
 
 
 def in_entry(offset: int, width: int = 8) -> Callable[[Place], tuple[int, int]]:

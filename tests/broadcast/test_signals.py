@@ -278,7 +278,7 @@ def test_a_call_that_a_handler_has_left_has_sent_nothing(call: str) -> None:
 @pytest.mark.soak(seconds=60 + 4 * SECONDS)
 @pytest.mark.parametrize("ends", [queue_of, gather_of])
 def test_a_reader_loses_nothing_to_a_handler(ends: Callable[..., Any]) -> None:
-    """What `dequeue` has taken is in the caller's variable before a handler can raise."""
+    """The message that `dequeue` took is in the caller's variable before a handler can raise."""
     is_armed = False
 
     def handler() -> None:

@@ -149,7 +149,7 @@ def make_rings(link: Link) -> None:
 
 @pytest.mark.parametrize("make", [make_queues, make_rings])
 def test_creators(make: Callable[[Link], None]) -> None:
-    """What was half made is gone after the next creation."""
+    """A half-created segment is gone after the next creation."""
     for dice in rounds(1):
         with leaving_nothing():
             creator = start(make)

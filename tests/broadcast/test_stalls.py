@@ -56,7 +56,7 @@ def blocked_line(caplog: pytest.LogCaptureFixture, writer: MessageQueue) -> str:
 
 
 def named(pid: int) -> str:
-    """How lines name a process."""
+    """Returns a process as lines name it."""
     return f"pid {pid} {name_of(pid)}"
 
 

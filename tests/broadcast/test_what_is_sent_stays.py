@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.wheel, pytest.mark.unit]
 
 
 class Array(np.ndarray):
-    """Of a type that supports weak references."""
+    """An array of a type that supports weak references."""
 
 
 @pytest.mark.parametrize("size", [100, 50_000])

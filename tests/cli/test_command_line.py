@@ -249,7 +249,7 @@ def test_trace_into_a_pipe_that_nobody_reads_ends_as_other_programs_do() -> None
 
 
 def test_clean_shows_first_and_removes_with_yes() -> None:
-    """What a killed process left; a living one's stays."""
+    """It removes what a killed process left; a living one's stays."""
     writer = start_writer()
     alive = ShmRingBuffer(1, 64, 1)
     left, kept = name_in(writer.greeting), path_of(alive).name
@@ -378,7 +378,7 @@ def hold_region(link: Link, instance: str, is_in_folder: bool) -> None:
 
 @pytest.mark.parametrize("is_in_folder", [False, True])
 def test_clean_knows_regions(is_in_folder: bool) -> None:
-    """Of a killed engine: all that it takes is shown, and removed; a living one's stays."""
+    """All that a killed engine takes is shown, and removed; a living one's stays."""
     package("torch")
     instance = new_id()
     holder = start(hold_region, instance, is_in_folder)
@@ -397,7 +397,8 @@ def test_clean_knows_regions(is_in_folder: bool) -> None:
 
 
 def test_clean_takes_a_name() -> None:
-    """What may be on its way to another process goes by its name only, and not while it is open."""
+    """A file that may be on its way to another process is removed only by its name, and not while
+    it is open."""
     path = Path(f"/dev/shm/psm_{os.getpid()}_named")
     path.write_bytes(b"x")
     try:

@@ -108,7 +108,7 @@ def test_each_finding(change: dict[str, Any], topic: str, level: str, words: str
 def test_a_folder_that_cannot_be_used_is_one_finding(
     change: dict[str, Any], words: str, cure: str
 ) -> None:
-    """What follows from it is not advice of its own: nothing is mounted over a folder that is
+    """Its consequences are not findings of their own: nothing is mounted over a folder that is
     there."""
     findings = judge(replace(GOOD, tmpfile=False, shm_listed=False, **change))
     (finding,) = [one for one in findings if one.level != "ok"]

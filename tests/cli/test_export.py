@@ -442,14 +442,14 @@ def test_prometheus(tmp_path: Path) -> None:
 
 
 def dashboard() -> list[str]:
-    """What its panels ask for."""
+    """Returns what its panels ask for."""
     board = json.loads((files("memlane.metrics") / "dashboard.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     return [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in asked]
 
 
 def picture(folder: Path, name: str, page: Browser, height: int = 370) -> Path:
-    """Where to put that picture."""
+    """Returns where to put that picture."""
     if PICTURES is None:
         return folder / name
     page.resize(1100, height)
@@ -471,7 +471,8 @@ def firing(alerts: list[Any]) -> list[str]:
 
 
 def traced(writer: MessageQueue, text: str, pause: float, options: list[str]) -> str:
-    """What `memlane trace` prints of this process, whose writer sends that text meanwhile."""
+    """Returns what `memlane trace` prints of this process, whose writer sends that text
+    meanwhile."""
     over = threading.Event()
 
     def send() -> None:
@@ -491,7 +492,7 @@ def traced(writer: MessageQueue, text: str, pause: float, options: list[str]) ->
 
 
 def test_a_timeline(tmp_path: Path) -> None:
-    """What the writer and its readers did, in the format that Perfetto reads."""
+    """It has the calls of the writer and its readers, in the format that Perfetto reads."""
     output = tmp_path / "trace.json"
     with MessageQueue(1, 1, max_chunk_bytes=1 << 25, max_chunks=2) as writer:
         peer = start(taking, writer.export_handle(), 0)
@@ -518,7 +519,8 @@ def test_a_timeline_of_a_process_that_is_killed(tmp_path: Path) -> None:
 
 
 def waits_until_killed(output: Path, pause: float) -> bool:
-    """Whether a reader that waits so long, and is dead so long, is shown as waiting until then."""
+    """Returns whether a reader that waits so long, and is dead so long, is shown as waiting until
+    then."""
     with MessageQueue(1, 1) as writer:
         peer = start(taking, writer.export_handle(), 0)
         writer.wait_until_ready(PATIENCE)

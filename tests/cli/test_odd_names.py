@@ -37,7 +37,7 @@ def named(request: pytest.FixtureRequest) -> Iterator[tuple[bytes, str]]:
 
 
 def run(*arguments: str) -> str:
-    """What the command prints; its output takes UTF-8 only."""
+    """Returns what the command prints; its output takes UTF-8 only."""
     done = subprocess.run(
         [sys.executable, "-m", "memlane", *arguments],
         env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},

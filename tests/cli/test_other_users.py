@@ -230,7 +230,7 @@ def test_a_pid_that_another_user_wrote_into_a_slot_is_not_believed(
 
 
 def answer_to(command: Callable[[], int], seconds: float = PATIENCE) -> users.Answer:
-    """What it answers as another user."""
+    """Returns what it answers as another user."""
     ((_, answer),) = users.answers_as([users.User(NOBODY, NOBODY)], command, seconds)
     return answer
 

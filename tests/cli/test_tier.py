@@ -78,7 +78,7 @@ def rows() -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path, rows: Any) -> Path:
-    """Of a tier with blocks 0 to 2 of model a, and 3 of model b."""
+    """The folder of a tier with blocks 0 to 2 of model a, and 3 of model b."""
     for namespace, numbers in (("a", range(3)), ("b", [3])):
         with tier_on(tmp_path / "kv", rows, capacity=10, namespace=namespace) as tier:
             stored(tier, rows, *numbers)
@@ -87,7 +87,7 @@ def folder(tmp_path: Path, rows: Any) -> Path:
 
 @pytest.fixture
 def opened(folder: Path, rows: Any) -> Iterator[DiskTier]:
-    """Of model a."""
+    """Opens the tier of model a."""
     with tier_on(folder, rows, capacity=10, namespace="a") as tier:
         yield tier
 
@@ -192,7 +192,8 @@ def test_a_tier_that_was_moved_is_asked_there(
 
 
 def test_several_folders(folder: Path, rows: Any, tmp_path: Path) -> None:
-    """Of a `DiskArray`: a namespace need not be in each, and one that is gone stops no other."""
+    """In the folders of a `DiskArray` a namespace need not be in each, and one that is gone stops
+    no other."""
     other = tmp_path / "other"
     with tier_on(other, rows, capacity=10, namespace="a") as tier:
         stored(tier, rows, 5)

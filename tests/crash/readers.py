@@ -73,7 +73,7 @@ def reader_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def follow(doomed: Doomed, writer: Sender, others: list[Survivor], stage: str) -> None:
-    """What the writer does before a stage, and when the reader is blocked in it."""
+    """Follows the writer before a stage, until the reader is blocked in it."""
     before: dict[str, list[Callable[[], None]]] = {
         "attach": [writer.begin_ready],
         "dequeue": [writer.settle],

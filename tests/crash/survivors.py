@@ -1,4 +1,4 @@
-"""What the survivors of a crash do, and what they must observe, whichever role has died."""
+"""The survivors of a crash: their calls, and what they must observe, whichever role has died."""
 
 import itertools
 import os
@@ -191,7 +191,7 @@ class Sender:
         return self.noticed - doomed.died
 
     def waits(self) -> int:
-        """How many of its calls had to wait."""
+        """Returns how many of its calls had to wait."""
         count: int = self._remote.call("statistics").waits
         return count
 

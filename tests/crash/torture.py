@@ -56,7 +56,7 @@ def show_stacks_when_asked(folder: Path) -> None:
 
 
 async def cancelled_after(call: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """What the call returned, also if it was cancelled too late. Raises TimedOut otherwise."""
+    """Returns the call's result, also if it was cancelled too late. Raises TimedOut otherwise."""
     task = asyncio.ensure_future(call)
     await asyncio.wait([task], timeout=seconds)
     task.cancel()
@@ -67,7 +67,7 @@ async def cancelled_after(call: Coroutine[Any, Any, Any], seconds: float) -> Any
 
 
 def send(kind: str, end: Any, message: object, dice: random.Random) -> bool:
-    """Whether the message was sent: it may time out, be cancelled or interrupted."""
+    """Returns whether the message was sent: it may time out, be cancelled or interrupted."""
     is_sent = False
     try:
         if kind == "async":

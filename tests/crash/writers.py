@@ -31,12 +31,12 @@ SENDS = {
 
 
 def is_published(point: str) -> bool:
-    """Whether a writer that dies at that point of `enqueue` has sent its message."""
+    """Returns whether a writer that dies at that point of `enqueue` has sent its message."""
     return point in ("park.load", "wake.store")
 
 
 def has_closed(point: str) -> bool:
-    """Whether an end that dies at that point of `close` has announced its end."""
+    """Returns whether an end that dies at that point of `close` has announced its end."""
     # Before that it looks who has come.
     return point not in ("join.load", "leave.load", "unlink", "leave.store")
 
@@ -84,7 +84,7 @@ def writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def follow(doomed: Doomed, readers: list[Survivor], stage: str) -> None:
-    """What the readers do around one message, or around the end."""
+    """Follows the readers around one message, or around the end."""
     stages = [*SENDS, "close"]
     if stage == "enqueue, large":  # nobody dies between stages: what was waited for is there
         for reader in readers:

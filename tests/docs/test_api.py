@@ -76,7 +76,7 @@ def test_docstring(name: str) -> None:
 
 
 def _raises(name: str) -> bool:
-    """Whether a call of this can raise an error of its own, judging by its source."""
+    """Returns whether a call of this can raise an error of its own, judging by its source."""
     thing = DOCUMENTED[name]
     return name not in SILENT and callable(thing) and not inspect.isclass(thing)
 

@@ -124,7 +124,7 @@ def test_versions() -> None:
 
 
 def test_every_promise_of_a_call_has_its_test() -> None:
-    """Which exists; a cell without one says why the call has no such end."""
+    """The named test exists; a cell without one says why the call has no such end."""
     pages = tables(GUARANTEES)
     reasons = {"no timeout", "not awaited", "no other end"}
     promised: dict[str, set[str]] = {}

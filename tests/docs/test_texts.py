@@ -3,11 +3,28 @@ people meet what to do; and it shows none that no code says."""
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
 
 from memlane import errors
 from tests.docs.manual import ENGINE_LINES, ENTRIES, LINES, TROUBLESHOOTING
-from tests.docs.texts import LOG, PART, page, pattern, texts
+from tests.docs.texts import LOG, PART, ROOT, page, pattern, texts
+
+OPENINGS = (
+    "Of",
+    "What",
+    "Whether",
+    "How",
+    "Which",
+    "Who",
+    "Whoever",
+    "Whose",
+    "Where",
+    "When",
+    "Why",
+)
+"""Words that begin a question or a clause without its verb, not a statement."""
 
 
 def test_every_text_has_its_place() -> None:
@@ -59,3 +76,18 @@ def test_lines_of_engines_are_titles() -> None:
         "No available block found in",
     ):
         assert any(line in title for title in titles.values()), line
+
+
+def test_every_docstring_opens_with_a_statement() -> None:
+    """It has a subject, or a verb in the third person, and asks nothing."""
+    listed = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True)
+    wrong = [
+        f"{name}:{node.lineno}: {first}"
+        for name in listed.split()
+        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(text := node.value.value, str)
+        if (first := " ".join(text.strip().split("\n\n")[0].split()))
+        if re.match(rf"({'|'.join(OPENINGS)}|None(:| if| while))\b", first) or first.endswith("?")
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -43,7 +43,7 @@ LOG, PART = "Log lines", "Parts of other texts"
 
 
 class Origin(NamedTuple):
-    """Where a text stands, and the error that it belongs to, `LOG` or `PART`."""
+    """The place of a text, and the error that it belongs to, `LOG` or `PART`."""
 
     place: str
     kind: str
@@ -83,13 +83,13 @@ def page() -> str:
 
 
 def pattern(template: str) -> re.Pattern[str]:
-    """What a template looks like with anything in its places."""
+    """Returns what a template looks like with anything in its places."""
     parts = re.split(r"\{(?:[^{}]|\{[^{}]*\})*\}|%[.\d]*[dsrfx]", template)
     return re.compile(".*?".join(map(re.escape, parts)))
 
 
 def _words(template: str) -> int:
-    """How many words a template has beside its placeholders."""
+    """Returns how many words a template has beside its placeholders."""
     return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^{}]*\}|%[.\d]*[dsrf]", " ", template)))
 
 

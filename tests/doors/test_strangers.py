@@ -1,4 +1,4 @@
-"""Who may not join does not, and nobody at the door makes the queue wait."""
+"""Strangers cannot join, and nobody at the door makes the queue wait."""
 
 import os
 import socket

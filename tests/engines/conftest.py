@@ -1,4 +1,4 @@
-"""What all engine tests need: the distributions, and a longer deadline."""
+"""The needs of all engine tests: the distributions, and a longer deadline."""
 
 from importlib.util import find_spec
 

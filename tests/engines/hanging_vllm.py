@@ -50,7 +50,7 @@ def enter_a_barrier() -> None:
 
 
 def enter_another_collective() -> None:
-    """What the peer is in is not this one."""
+    """Enters a collective that the peer is not in."""
     import torch
     import torch.distributed as dist
 
@@ -117,7 +117,7 @@ def break_it() -> None:
 
 
 def pids() -> dict[str, int]:
-    """Of vLLM's processes of this session, by what they call themselves."""
+    """Returns the pids of vLLM's processes of this session, by their own names."""
     from client import processes
 
     found = {title.strip().removeprefix("VLLM::"): pid for pid, (title, _) in processes().items()}

@@ -1,8 +1,8 @@
-"""What `memlane stuck` says of each hang of a real vLLM: `python -m tests.engines.hangs_of_vllm`
-prints the table of the manual. Twelve engines with vLLM's own queues and twelve with memlane's are
-started one after another: half an hour; arguments choose some. Nothing else that waits may
-run in this pid namespace and /dev/shm: `unshare --pid --fork --mount-proc tests/own_shm.sh
-python -m ...`."""
+"""Tries what `memlane stuck` prints about each hang of a real vLLM: `python -m
+tests.engines.hangs_of_vllm` prints the table of the manual. Twelve engines with vLLM's own queues
+and twelve with memlane's are started one after another: half an hour; arguments choose some.
+Nothing else that waits may run in this pid namespace and /dev/shm: `unshare --pid --fork
+--mount-proc tests/own_shm.sh python -m ...`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _reported(process: subprocess.Popen[bytes], output: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Said:
-    """What `memlane stuck` has said.
+    """The output of `memlane stuck`.
 
     Attributes:
         text: in words for the table.

@@ -71,8 +71,8 @@ def step(crew: Crew) -> dict[int, int]:
 
 
 def named(crew: Crew) -> tuple[int, float, float]:
-    """Who is said to have died, since when it was waited for, and when it was said, while all steps
-    go on."""
+    """Returns who is reported dead, since when it was waited for, and when it was reported, while
+    all steps go on."""
     began = time.monotonic()
     while time.monotonic() - began < SECONDS:
         try:

@@ -34,7 +34,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def replacements_in(log: str) -> list[str]:
-    """What the plugin's lines say; those of older releases begin with a time and a place."""
+    """Returns what the plugin's lines say; those of older releases begin with a time and a
+    place."""
     return re.findall(r"INFO (?:\S+ \S+ \[\S+\] )?(.* is memlane's.*)", log)
 
 
@@ -46,7 +47,7 @@ def run(
     fails: bool = False,
     **environment: str,
 ) -> str:
-    """What the scenarios wrote to both streams; they must end well, or badly if it `fails`.
+    """Returns what the scenarios wrote to both streams; they must end well, or badly if it `fails`.
 
     `interpreter`: the command of a new one, in place of a fork of one that has imported torch.
     """

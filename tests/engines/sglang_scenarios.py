@@ -1,4 +1,4 @@
-"""What SGLang's processes do in the tests; `running.run` runs each function."""
+"""SGLang's processes in the tests; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def queue_class() -> Any:
 
 
 def through_plugins() -> None:
-    """Whoever has copied the name is rebound, too; once."""
+    """Modules that copied the name are rebound, too; once."""
     import sglang.srt.distributed.device_communicators.shm_broadcast as broadcast
     import sglang.srt.plugins as plugins
 

@@ -1,4 +1,4 @@
-"""What SGLang's cache controller does with a tier of memlane; `running.run` runs each function.
+"""SGLang's cache controller with a tier of memlane; `running.run` runs each function.
 
 The factory, the base class and the host pools' addresses are SGLang's; its controller needs a GPU.
 """
@@ -104,7 +104,7 @@ def on(running: RedisServer, **own: Any) -> dict[str, Any]:
 
 
 def configurations() -> None:
-    """What cannot work is an error at the start."""
+    """A configuration that cannot work is an error at the start."""
     place = 'needs the key "tier" and a place: DiskTier with path, RedisTier with url'
     for own in (None, {}, {"tier": "Redis", "url": "u"}, {"tier": "RedisTier", "path": "p"}):
         with pytest.raises(InvalidArgument, match=place):
@@ -132,7 +132,8 @@ def configurations() -> None:
 
 
 def pages_come_back() -> None:
-    """Of each layout, in other pages and another process's pool than they were stored from."""
+    """Pages of each layout come back in other pages and another process's pool than they were
+    stored from."""
     for layout in SHAPES:
         with server() as running:
             one, other = pool(layout), pool(layout)

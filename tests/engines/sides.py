@@ -10,7 +10,8 @@ SYSTEMS = {"queue", "store", "region"}
 
 
 def received_only_where_switched_on(sent: bytes, system: str) -> Any:
-    """What the pickled handle is where everything is switched on; all else says what to set."""
+    """Returns what the pickled handle is where everything is switched on; all else says what to
+    set."""
     for other in ("", *sorted(SYSTEMS - {system})):
         os.environ["MEMLANE_VLLM"] = other
         with pytest.raises(ValueError, match=f"set MEMLANE_VLLM={system} in every process"):

@@ -8,7 +8,7 @@ import torch
 
 
 def item(seed: int, nbytes: int) -> Any:
-    """Of one image: so many bytes that follow from the seed."""
+    """Returns an image: so many bytes that follow from the seed."""
     from vllm.multimodal.inputs import (
         MultiModalBatchedField,
         MultiModalFieldElem,
@@ -22,5 +22,5 @@ def item(seed: int, nbytes: int) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit for bit?"""
+    """Returns whether they are equal bit for bit."""
     return set(one) == set(other) and all(torch.equal(one[k].data, other[k].data) for k in one)

@@ -176,5 +176,5 @@ def install(folder: Path, version: str) -> None:
 
 
 def is_installed() -> bool:
-    """Here, already?"""
+    """Returns whether it is installed here already."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)

@@ -86,7 +86,7 @@ class Engine:
         worker_busy_loop(rank, steps, answers)
 
     def report(self) -> None:
-        """What the test waits for, before the core does something that does not end."""
+        """Returns what the test waits for, before the core does something that does not end."""
         print("pids:", os.getpid(), *self.pids, flush=True)
 
     def fill(self) -> None:

@@ -49,7 +49,7 @@ def environment(folder: str, **more: str) -> dict[str, str]:
 
 
 def totals(*ranks: int) -> dict[str, int]:
-    """What these answer."""
+    """Returns what these answer."""
     return {str(rank): sum(range(10)) + rank for rank in ranks}
 
 

@@ -68,7 +68,8 @@ class Engine:
         return self._output.read_text()
 
     def answers(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Of each round, which begins when it is asked for, and the metrics; or the first ones."""
+        """Returns the answers of each round, which begins when it is asked for, and the metrics; or
+        the first ones."""
         count = count or self._rounds + 1
         while self._begun < min(count, self._rounds):
             self._begun += 1
@@ -100,7 +101,8 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the model and of what engines write; its name is short, for the names of sockets."""
+    """The folder of the model and of what engines write; its name is short, for the names of
+    sockets."""
     place = tmp_path_factory.mktemp("t")
     (place / "model").mkdir()
     shutil.copy(environment.MODEL / "config.json", place / "model")

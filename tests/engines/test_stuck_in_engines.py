@@ -97,8 +97,8 @@ def real_vllm(name: str) -> Iterator[list[int]]:
 def look(
     core: int, code: int, key: str = "stuck", *, holds: Callable[[Found], bool] = lambda _: True
 ) -> tuple[Found, float, float]:
-    """What it has found, when it was asked, and when it had answered. The engine needs a moment to
-    get there, and to make the calls that a stack is to show."""
+    """Returns what it has found, when it was asked, and when it had answered. The engine needs a
+    moment to get there, and to make the calls that a stack is to show."""
     until = time.monotonic() + PATIENCE
     while True:
         start = time.monotonic()

@@ -68,7 +68,7 @@ def test_words(text: str, systems: tuple[str, ...]) -> None:
     ],
 )
 def test_words_that_lead_nowhere(text: str, says: str) -> None:
-    """What is no system, or not there yet, is an error that says what there is."""
+    """A word that is no system, or not there yet, is an error that lists the valid ones."""
     with pytest.raises(InvalidArgument, match=says):
         VLLM.systems_of(text, "0.33")
 

@@ -25,7 +25,8 @@ AT_LEAST = 220
 
 
 def test_vllms_own_tests(tmp_path: Path) -> None:
-    """Of 0.33, from its source distribution, with the environment that switches memlane on."""
+    """The tests of 0.33, from its source distribution, pass with the environment that switches
+    memlane on."""
     for file in FILES:  # away from their package, which is called tests as well
         shutil.copy(sources.engine("0.33") / "tests" / file, tmp_path)
     own = ["--noconftest", "-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider"]

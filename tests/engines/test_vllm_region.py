@@ -49,7 +49,7 @@ def test_barriers_that_fail(release: str) -> None:
 
 
 def test_layouts() -> None:
-    """Who populates what; canonical views; what is left over, refused or wrong."""
+    """Scenarios: who populates what; canonical views; what is left over, refused or wrong."""
     run("parts", "canonical_views", "bad_input", **REGION)
     run("left_over", "many_starts", **REGION)
 

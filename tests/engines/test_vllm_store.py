@@ -53,7 +53,7 @@ def test_switched_in_part() -> None:
 
 
 def test_handles() -> None:
-    """None carries the secret. vLLM sends none: its workers know the store by its name."""
+    """No handle carries the secret. vLLM sends none: its workers know the store by its name."""
     run("handles", **STORE)
 
 

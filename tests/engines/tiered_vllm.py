@@ -104,7 +104,7 @@ def main() -> None:
 
 
 class Router:
-    """Which blocks a tier has, as vLLM's events tell it."""
+    """The blocks of a tier, as vLLM's events report them."""
 
     def __init__(self, endpoint: str) -> None:
         import msgspec

@@ -1,4 +1,4 @@
-"""What vLLM's processes do with the offload region; `running.run` runs each function."""
+"""vLLM's processes with the offload region; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def path_of(engine: str) -> Path:
 
 @contextmanager
 def engine_id() -> Iterator[str]:
-    """Of an engine that leaves nothing behind."""
+    """Returns the id of an engine that leaves nothing behind."""
     engine = str(uuid.uuid4())
     yield engine
     gc.collect()
@@ -141,7 +141,7 @@ def _expected() -> np.ndarray[Any, Any]:
 
 
 def _through_views(region: Any) -> tuple[bool, Any]:
-    """What a tier sees, which has the whole."""
+    """Returns the region as a tier sees it, as a whole."""
     view = region.create_kv_memoryview()
     assert isinstance(view, memoryview)
     assert (view.shape, view.strides, view.nbytes) == ((5, 4 * PAGE), (4 * PAGE, 1), 20 * PAGE)
@@ -160,7 +160,7 @@ def _facts(region: Any) -> tuple[bool, int, bool]:
 
 
 def through_plugins() -> None:
-    """Whoever has copied the name is rebound."""
+    """Modules that copied the name are rebound."""
     import vllm.plugins
 
     original = importlib.import_module(OWN).SharedOffloadRegion
@@ -215,7 +215,7 @@ def workers_and_scheduler() -> None:
 
 
 def barriers() -> None:
-    """Whoever is killed behind the barrier leaves nothing, and the others' memory stays."""
+    """A process that is killed behind the barrier leaves nothing, and the others' memory stays."""
     with engine_id() as engine:
         barrier = fresh.Barrier(2)
         ranks = [Rank(engine, rank, barrier=barrier) for rank in range(2)]
@@ -266,7 +266,7 @@ def failing_ranks() -> None:
 
 
 def parts() -> None:
-    """Which pages who populates."""
+    """Each process populates its own pages."""
     Region = region_class()
     rows = {"num_chunks": 3, "kv_bytes_per_chunk": 2 * PAGE, "cpu_page_size": PAGE}
 
@@ -365,7 +365,7 @@ def half_switched() -> None:
 
 
 def left_over() -> None:
-    """What a run left that was killed is replaced; what is not memlane's is refused."""
+    """The files of a killed run are replaced; those that are not memlane's are refused."""
     Region = region_class()
     with engine_id() as engine:
         killed = Rank(engine, 0)

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler does with memlane's tiers on servers; `running.run` runs each function."""
+"""vLLM's scheduler with memlane's tiers on servers; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def told() -> Iterator[list[str]]:
 
 
 def asked(tier: Any, number: int, context: ReqContext) -> Any:
-    """What `lookup` answers as soon as it is not RETRY, a step each time."""
+    """Returns what `lookup` answers as soon as it is not RETRY, a step each time."""
     end = time.monotonic() + PATIENCE
     while (result := tier.lookup(key(number), context)) is RETRY:
         assert time.monotonic() < end
@@ -334,8 +334,8 @@ def evicted_before_it_is_loaded() -> None:
 
 
 def events_of_a_server() -> None:
-    """What this engine has stored, or found of others; what its loads miss; and a reset, after
-    which a store of before it is reported."""
+    """Events report what this engine has stored, or found of others; what its loads miss; and a
+    reset, after which an earlier store is reported."""
     with server() as running:
         where = on(running)
         with Alone(where, EVENTS) as first, Alone(where, EVENTS) as second:
@@ -385,7 +385,7 @@ def loads_that_are_refused() -> None:
 
 
 def wrong_values() -> None:
-    """Of another length, or with other bytes: each is a miss until it is stored again."""
+    """A value of another length, or with other bytes, is a miss until it is stored again."""
     for value in (b"", b"x" * ROW, b"MLT1" + bytes(ROW + 12)):
         with server() as running, Alone(on(running)) as alone, logged() as lines:
             alone.store(0, 1)
@@ -425,7 +425,7 @@ def the_end_of_it() -> None:
 
 
 def evicted_from_memory() -> None:
-    """What memory has evicted comes back from the server, also in another engine."""
+    """Blocks that memory has evicted come back from the server, also in another engine."""
     with server() as running:
         engine = Engine(on(running))
         engine.store(0, 1, 2, 3)
@@ -544,7 +544,7 @@ def a_disk_and_a_server() -> None:
 
 
 def replicas_that_share_a_folder() -> None:
-    """What one has computed the other one loads; each stores in files of its own alone."""
+    """Each replica loads what the other has computed, and stores only in files of its own."""
     with folder() as path:
         disk = {
             "type": "DiskTier",
@@ -585,8 +585,8 @@ def reset_while_blocks_are_under_way() -> None:
 
 
 def reset_one_after_the_other() -> None:
-    """What an engine stores that is not reset yet is not found by the one that is, also if that has
-    been reset as often before."""
+    """The stores of an engine that is not reset yet are not found by the one that is, also if that
+    has been reset as often before."""
     with server() as running:
         first, second = Engine(on(running)), Engine(on(running))
         first.store(0, 1)

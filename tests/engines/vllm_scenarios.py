@@ -1,4 +1,4 @@
-"""What an engine's processes do in the tests; `running.run` runs each function."""
+"""An engine's processes in the tests; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def remote_places() -> None:
     """Rank -1 is whichever remote place is free; subclasses stay what they are."""
 
     class Named(queue_class()):  # type: ignore[misc]
-        """Of an engine that adds to the queue."""
+        """A queue of an engine that adds to it."""
 
     writer = Named(3, 1)
     assert "127.0.0.1" in writer.export_handle().remote_subscribe_addr
@@ -290,12 +290,12 @@ class Crew:
 
 
 def awaited_worker_dies() -> None:
-    """Who waits for worker 0's answer hears that worker 0 was killed."""
+    """The wait for worker 0's answer ends with the error that worker 0 was killed."""
     _dies(0)
 
 
 def another_worker_dies() -> None:
-    """Who waits for worker 0's answer hears that worker 1 was killed."""
+    """The wait for worker 0's answer ends with the error that worker 1 was killed."""
     _dies(1)
 
 
@@ -318,7 +318,7 @@ def _dies(rank: int) -> None:
 
 
 def another_worker_stops() -> None:
-    """Who waits for worker 0's answer says in vLLM's log that worker 1 is stopped."""
+    """The wait for worker 0's answer logs in vLLM's log that worker 1 is stopped."""
     crew = Crew()
     crew.steps.enqueue("compute")
     os.kill(crew.workers[1].pid, signal.SIGSTOP)
@@ -345,7 +345,8 @@ def _hang(connection: Any) -> None:
 
 
 def _executor(*targets: Any) -> Any:
-    """Of vLLM's class, with no more than what ends its workers; and the ends of their pipes."""
+    """Returns an executor of vLLM's class, with no more than what ends its workers; and the ends of
+    their pipes."""
     register()
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -364,7 +365,7 @@ def _executor(*targets: Any) -> Any:
 
 
 def second_shutdown() -> None:
-    """Whoever calls the executor's shutdown while another thread is in it waits for its end."""
+    """A call of the executor's shutdown while another thread is in it waits for its end."""
     executor, _ = _executor(_outlive)
     worker = executor.workers[0].proc
     monitor = threading.Thread(target=executor.shutdown)
@@ -394,7 +395,7 @@ def survivor_that_hangs() -> None:
 
 
 class _Raylets:
-    """What Ray's executor asks of Ray, of actors that are processes started here."""
+    """The calls that Ray's executor makes, for actors that are processes started here."""
 
     slow = 0.0
 

@@ -1,4 +1,4 @@
-"""What vLLM's processes do with its shared image cache; `running.run` runs each function."""
+"""vLLM's processes with its shared image cache; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def receiver(lock: Any, **options: Any) -> Any:
 
 
 def named() -> list[str]:
-    """What of memlane's is in /dev/shm; each scenario is alone there."""
+    """Returns the names of memlane's files in /dev/shm; each scenario is alone there."""
     return sorted(name for name in os.listdir(SHM) if name.startswith("memlane-"))
 
 
 def through_plugins() -> None:
-    """Whoever has copied the names is rebound; the serde and vLLM's module stay."""
+    """Modules that copied the names are rebound; the serde and vLLM's module stay."""
     import vllm.distributed.device_communicators.shm_object_storage as home
     import vllm.plugins
 
@@ -150,7 +150,7 @@ def caches() -> None:
 
 
 def worker_dies() -> None:
-    """What a killed worker had not read is evicted all the same."""
+    """Objects that a killed worker had not read are evicted all the same."""
     client, lock = sender(), fresh.Lock()
     workers = [Worker(lock), Worker(lock)]
     dead, alive = workers
@@ -187,7 +187,7 @@ def cleared() -> None:
 
 
 def forged() -> None:
-    """What no writer signed is refused before the address is looked at."""
+    """A handle that no writer signed is refused before the address is looked at."""
     client, lock = sender(), fresh.Lock()
     worker = Worker(lock)
     sent, _ = client.get_and_update_item((item(1, 1000), ()), "image")
@@ -262,7 +262,7 @@ def half_switched_the_other_way() -> None:
 
 
 def handles() -> None:
-    """None carries the secret, and none of vLLM's own is taken."""
+    """No handle carries the secret, and none of vLLM's own is taken."""
     from vllm.distributed.device_communicators import shm_object_storage as home
 
     with sender()._shm_cache as storage:
@@ -273,7 +273,7 @@ def handles() -> None:
 
 
 def killed() -> None:
-    """Of a client that is killed before its workers came, the next start sweeps the name."""
+    """The next start sweeps the name of a client that was killed before its workers came."""
     here, there = fresh.Pipe()
     client = fresh.Process(target=_send_name, args=(there,))
     client.start()

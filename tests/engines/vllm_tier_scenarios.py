@@ -1,4 +1,4 @@
-"""What vLLM's scheduler does with memlane's tier and policy; `running.run` runs each function."""
+"""vLLM's scheduler with memlane's tier and policy; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -276,7 +276,8 @@ def logged() -> Iterator[list[str]]:
 
 @contextmanager
 def expiring(tier: Any) -> Iterator[None]:
-    """What is reported meanwhile has missed its deadline; a real disk may be in time for any."""
+    """Loads that are reported meanwhile have missed their deadline; a real disk may be in time for
+    any."""
     poll = tier._tier.poll
 
     def late() -> list[Any]:
@@ -362,7 +363,7 @@ def a_declined_block() -> None:
 
 
 def namespaces() -> None:
-    """What decides about the bytes of a block separates, and nothing else does."""
+    """Settings that determine the bytes of a block separate namespaces, and nothing else does."""
     with folder() as path:
         with Alone(path, namespace="main") as alone:
             alone.store(0)
@@ -417,7 +418,8 @@ def hashes_that_do_not_last() -> None:
 
 
 def metrics() -> None:
-    """What is declared is what is sent, counters as differences, and nothing if nothing changed."""
+    """The sent metrics are those declared, counters as differences, and nothing if nothing
+    changed."""
     with folder() as path, Alone(path) as alone:
         declared = type(alone.tier).build_metric_definitions({})
         alone.store(0, 1)
@@ -513,7 +515,7 @@ def the_end() -> None:
 
 
 def evicted_and_promoted() -> None:
-    """What memory has evicted comes back from the disk, also in another process."""
+    """Blocks that memory has evicted come back from the disk, also in another process."""
     with folder() as path:
         engine = Engine(path)
         engine.store(0, 1, 2, 3)
@@ -673,7 +675,8 @@ def events_of_blocks_that_are_lost() -> None:
 
 
 def events_after_a_restart() -> None:
-    """What is there is reported at once; what was stored without events, once it is found."""
+    """Blocks that are there are reported at once; those stored without events, once they are
+    found."""
     with folder() as path:
         with Alone(path) as engine:
             engine.store(0, 1)
@@ -796,7 +799,7 @@ def evicts_all_or_none() -> None:
 
 
 def the_end_goes_before_the_start() -> None:
-    """Of blocks that are stored together; of others the older ones go first."""
+    """The end goes first among blocks that are stored together; of others the older ones do."""
     policy = TunedPolicy(cache_capacity=6)
     for numbers in ((0, 1, 2), (3, 4, 5)):
         for number in numbers:

@@ -1,4 +1,4 @@
-"""How the demo ends when interrupted: by signals, by deaths, by arguments it refuses."""
+"""The demo ends in order when interrupted: by signals, by deaths, by arguments it refuses."""
 
 import os
 import re
@@ -68,7 +68,8 @@ def until_state(pid: int, state: str) -> None:
 
 
 def signals_of(pid: int, mask: str) -> set[int]:
-    """Of a process: the signals it catches (SigCgt), ignores (SigIgn), or blocks (SigBlk)."""
+    """Returns a process's signals: those it catches (SigCgt), ignores (SigIgn), or blocks
+    (SigBlk)."""
     found = re.search(rf"{mask}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return {number for number in signal.valid_signals() if int(found[1], 16) >> (number - 1) & 1}
@@ -99,7 +100,8 @@ def test_signal_before_the_first_line_ends_it_when_all_can_be_closed(
 
 
 def has_an_interpreter(pid: int) -> bool:
-    """Which imports by now. The tracker of multiprocessing, which is one, ignores SIGINT soon."""
+    """Returns whether the process has an interpreter that imports by now. The tracker of
+    multiprocessing, which is one, ignores SIGINT soon."""
     return any(signal.SIGINT in signals_of(pid, which) for which in ("SigCgt", "SigIgn"))
 
 

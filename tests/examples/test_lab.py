@@ -92,7 +92,8 @@ def test_a_cable_loses() -> None:
         back: list[int] = []
 
         def missing() -> int:
-            """How many of the sent are neither back nor lost; frames are lost that carry none."""
+            """Returns how many of the sent are neither back nor lost; frames are lost that carry
+            none."""
             back.extend(received(end))
             return sent - len(back) - (there.cable.counts().lost - before.lost)
 

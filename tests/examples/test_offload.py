@@ -62,7 +62,7 @@ def tokens_of(batches: Batcher) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[bytes]:
-    """What a single process generates with room for everything."""
+    """The tokens that a single process generates with room for everything."""
     batches = batcher()
     run_reference(CONFIG, WORKERS, batches)
     return tokens_of(batches)

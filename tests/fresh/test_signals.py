@@ -41,7 +41,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def seconds(arguments: tuple[str, ...]) -> float:
-    """How long it takes undisturbed."""
+    """The time that it takes undisturbed."""
     with terminal(*arguments) as screen:
         until_first_line(screen)
         started = time.monotonic()
@@ -84,7 +84,7 @@ def test_a_signal_at_any_moment(
 
 @pytest.mark.soak(seconds=60 + 20 * ROUNDS)
 def test_a_killed_scheduler_leaves_no_workers(arguments: tuple[str, ...], seconds: float) -> None:
-    """What it left in /dev/shm is removed with the next segment created."""
+    """Its files in /dev/shm are removed when the next segment is created."""
     for number in range(ROUNDS):
         delay = random.Random(f"SIGKILL {number}").uniform(0, seconds)
         before = segments()

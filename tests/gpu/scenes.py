@@ -1,4 +1,4 @@
-"""What memlane promises of GPUs, each promise as one scene on a `Device`.
+"""Memlane's promises about GPUs, each as one scene on a `Device`.
 
 `test_gpu.py` plays them on a GPU, `tests/offload/test_gpu_scenes.py` on its stand-in. A scene that
 takes a size is played with gigabytes on a GPU, and with pages elsewhere.
@@ -70,7 +70,8 @@ def every_shape_arrives(gpu: Device, nbytes: int) -> None:
 
 
 def pageable_memory(gpu: Device) -> None:
-    """Of any array, in every shape: CUDA stages it, or makes the caller wait."""
+    """Arrays in pageable memory are moved in every shape: CUDA stages them, or makes the caller
+    wait."""
     content = random_bytes(BLOCKS, PAGE)
     for host in (content.copy(), np.zeros((BLOCKS, 2 * PAGE), np.int8)[:, :PAGE]):
         for pairs in SHAPES.values():
@@ -307,7 +308,7 @@ def released_after_its_event(gpu: Device) -> None:
 
 
 def an_image_goes_to_the_gpu_from_the_store(gpu: Device) -> None:
-    """What is copied is the segment's own memory: no copy is made on the host."""
+    """The GPU copies from the segment's own memory: no copy is made on the host."""
     image = random_bytes(64, 64, 3)
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         there = gpu.zeros(64, 64, 3)

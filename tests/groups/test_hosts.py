@@ -59,7 +59,7 @@ def one_queue_each(_link: Link | None, group: TcpGroup) -> list[object]:
 
 
 def test_queues_over_hosts() -> None:
-    """Who shares the writer's memory reads from it, the others over the network."""
+    """Readers that share the writer's memory read from it, the others over the network."""
     before = segments()
     with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
         here = start(member, group.port, 1, 3, one_queue_each)
@@ -111,7 +111,7 @@ def test_hosts_without_a_default_route() -> None:
 
 
 def test_handles_carry_one_secret_each() -> None:
-    """What a rank gets to know lets it in, and nobody else."""
+    """The secret that a rank gets admits it, and nobody else."""
     handles: list[Any] = []
 
     def peek(_link: Link | None, group: TcpGroup) -> None:

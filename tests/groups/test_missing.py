@@ -104,7 +104,7 @@ def test_rank_that_comes_too_late(kind: str, late: int) -> None:
 
 @pytest.mark.parametrize("kind", ["tcp", "torch"])
 def test_error_reaches_who_waits(kind: str) -> None:
-    """Whoever leaves a call by an error between its steps ends the others' waits, too."""
+    """A rank that leaves a call by an error between its steps ends the others' waits, too."""
 
     def leave(group: Any) -> None:
         from memlane.groups import collectives_of

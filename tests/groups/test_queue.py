@@ -164,7 +164,7 @@ def test_group_that_contradicts_itself() -> None:
 
 
 def test_host_names_say_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether memory is shared is tried, not concluded from host names."""
+    """Sharing of memory is tried, not concluded from host names."""
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     with groups_of(kind, 2) as groups:
         assert on_ranks(in_the_same_node_as, groups, 1) == [[True, True]] * 2

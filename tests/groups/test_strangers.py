@@ -115,7 +115,7 @@ def test_a_stranger_hides_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_half_a_frame_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not finish a handshake in time has gone by itself."""
+    """A stranger that does not finish a handshake in time is dropped."""
     monkeypatch.setattr(board, "HANDSHAKE", 0.3)
     with groups_of("tcp", 2) as groups:
         ones = [stranger(groups[0].port, said) for said in BEGUN]
@@ -239,7 +239,7 @@ def test_forked_children_have_neither_port_nor_connections() -> None:
 
 @pytest.mark.parametrize("answer", [b"\xc1", b"", b"\x92\xc0\x01", b"\x92\x01"])
 def test_answers_of_another_version(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rank 0 says and nobody understands is its fault."""
+    """An answer of rank 0 that nobody understands is blamed on it."""
     with groups_of("tcp", 2) as groups:
         store = member_store(groups[1])
         monkeypatch.setattr(
@@ -266,7 +266,7 @@ FOREIGN = [
 @pytest.mark.parametrize("value", FOREIGN)
 @pytest.mark.parametrize("step", ["broadcast", "scatter", "gather", "left", "rest"])
 def test_values_of_another_version(step: str, value: bytes) -> None:
-    """Whose they should have been is told, in every kind of step."""
+    """The rank that should have got them is told, in every kind of step."""
     if step == "left" and b"over" not in value:
         value = b"\xc1"
     with groups_of("tcp", 2) as groups:
@@ -294,7 +294,7 @@ def test_values_of_another_version(step: str, value: bytes) -> None:
 
 
 def test_delivered_bytes_that_are_none() -> None:
-    """Of `broadcast_obj`."""
+    """`broadcast_obj` raises for them."""
     for value in (b"\x81\xa5value\xc4\x01\xc1", b"\x81\xa5value\x07"):
         with groups_of("tcp", 2) as groups:
             store = member_store(groups[1])

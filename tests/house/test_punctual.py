@@ -91,7 +91,7 @@ def test_the_control_is_no_leak() -> None:
 
 
 def test_forked_roles_share_the_control() -> None:
-    """What a role does in its process is judged by the control of the test."""
+    """The test's control judges the work of a role in its own process."""
 
     def ask(_link: Link) -> float:
         return late_since(time.monotonic())

@@ -1,4 +1,4 @@
-"""What a release promises: wheels, the page on PyPI, one address. `make wheel` builds it."""
+"""The promises of a release: wheels, the page on PyPI, one address. `make wheel` builds it."""
 
 import re
 import subprocess
@@ -77,7 +77,7 @@ def test_tests_of_every_wheel_exist() -> None:
 
 
 def test_a_wheel_has_the_package_only(tmp_path: Path) -> None:
-    """What lacks a file of the package, or has one that is not of it, is no wheel to release."""
+    """A wheel that lacks a file of the package, or has one that is not of it, is refused."""
     wheel = tmp_path / "memlane.whl"
     files = [path for path in (ROOT / "src").rglob("*") if path.is_file()]
     package = [path for path in files if path.suffix not in (".typed", ".pyc")]
@@ -118,7 +118,7 @@ def test_page_is_what_the_build_takes() -> None:
 
 
 def test_links_of_the_readme_exist() -> None:
-    """What becomes a link into the repository is a file there."""
+    """Every link into the repository leads to a file there."""
     for target in project_page.targets(README):
         if not re.match(r"https?:|#", target):
             assert (ROOT / target.partition("#")[0]).exists(), target

@@ -84,7 +84,7 @@ def test_a_start_is_no_stall_and_late_after_half_an_hour(
 
 
 def alerts(series: list[dict[str, str]], name: str, folder: Path) -> bool:
-    """Whether that alert fires after two hours."""
+    """Returns whether that alert fires after two hours."""
     (folder / "alerts.yml").write_text((files("memlane.metrics") / "alerts.yml").read_text())
     query = f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)'
 

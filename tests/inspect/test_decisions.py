@@ -1,4 +1,4 @@
-"""Who is blamed for what was read of all segments: a table of scenes, without a process."""
+"""The blame for what was read of all segments: a table of scenes, without a process."""
 
 from dataclasses import replace
 from typing import Any
@@ -174,7 +174,7 @@ def test_of_queues_that_do_not_name_each_other_the_younger_process_answers() -> 
 
 @pytest.mark.parametrize(("activity", "since"), [("waiting", 0.1), ("elsewhere", None)])
 def test_a_full_ring_without_progress(activity: str, since: float | None) -> None:
-    """Whether its writer blocks, or tries again and again with a timeout."""
+    """It is seen whether its writer blocks, or tries again and again with a timeout."""
     writer = who(ENGINE, activity, since=since, sent=10, ago=20)
     reader = who(FIRST, rank=0, behind=10, ago=40, state="stopped")
     idle = who(SECOND, "waiting", rank=1, sent=10, ago=20)

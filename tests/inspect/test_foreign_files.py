@@ -45,7 +45,7 @@ def path() -> Iterator[Path]:
 
 
 def seen(path: Path, *, is_named: bool = False) -> Unused | Kept | None:
-    """What is said of the file; `is_named`: it was asked for by its name."""
+    """Returns the finding about the file; `is_named`: it was asked for by its name."""
     free, kept = foreign_files.unused([path.name] if is_named else None)
     files: list[Unused | Kept] = [*free, *kept]
     return next((file for file in files if file.path == str(path)), None)

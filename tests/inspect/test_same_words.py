@@ -1,6 +1,5 @@
-"""Who is blamed for a wait: the error, the log line, `memlane stuck`, the metric and the page use
-the same words in the same order. Real processes, each scene seen through all five.
-"""
+"""The blame for a wait: the error, the log line, `memlane stuck`, the metric and the page use the
+same words in the same order. Real processes, each scene seen through all five."""
 
 import ctypes
 import logging
@@ -243,7 +242,7 @@ def views() -> Scene:
 
 
 def silent_for_longest() -> Scene:
-    """None is stopped: the last to take a message is the least suspect."""
+    """No reader is stopped: the last to take a message is the least suspect."""
     waiter, handle = writer(3)
     readers = [start_reader(handle, rank) for rank in range(3)]
     waiter.tell("taken")

@@ -45,7 +45,7 @@ def waits_of(name: str, after: float = AFTER) -> list[inspect.Wait]:
 
 
 def until_stuck(name: str, count: int = 1) -> list[inspect.Wait]:
-    """What the first look sees that sees so many."""
+    """Returns what the first look sees that sees so many."""
     seen: list[inspect.Wait] = []
 
     def are_stuck() -> bool:
@@ -141,7 +141,7 @@ def test_a_store() -> None:
 
 
 def test_memory_that_views_keep() -> None:
-    """Of a queue its chunks, whole, and extents; after the last view it is nobody's again."""
+    """A view keeps whole chunks and extents of a queue; after the last view nobody keeps them."""
     with queue_of(1, max_chunk_bytes=8192) as (writer, (reader,)):
         name = name_in(writer.handle)
         writer.enqueue(np.zeros(2 << 20, np.uint8))
@@ -327,7 +327,7 @@ def own_tiers() -> list[Segment]:
 
 
 def test_delivery_times() -> None:
-    """Of every message of a slow queue; of a fast one of some."""
+    """The times of every message of a slow queue are counted; of a fast one those of some."""
     with queue_of() as (writer, (reader,)):
         name, began = name_in(writer.export_handle()), time.monotonic()
         for number in range(3):

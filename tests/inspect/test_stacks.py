@@ -50,7 +50,7 @@ def test_stacks_of_several_processes(sleepers: list[Peer]) -> None:
 def test_all_of_them_are_asked_at_once(
     sleepers: list[Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where py-spy does not answer, they share one timeout: it is not each one's."""
+    """If py-spy does not answer, they share one timeout instead of waiting one after another."""
     program = tmp_path / "py-spy"
     program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\nexec sleep 3600\n")
     program.chmod(0o755)

@@ -52,7 +52,7 @@ def test_equal_samples_are_one_span() -> None:
 
 
 def test_the_file_is_not_written_through_links(tmp_path: Path) -> None:
-    """Whoever may write to the folder may lay links there, to files of whoever runs the command."""
+    """Others who may write to the folder can put links there, to files of the command's user."""
     precious, output = tmp_path / "precious", tmp_path / "trace.json"
     precious.write_text("precious")
     (tmp_path / f".trace.json.{os.getpid()}").symlink_to(precious)

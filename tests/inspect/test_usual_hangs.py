@@ -47,8 +47,8 @@ def stuck(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def until_code(code: int, *arguments: str, shows: str = "") -> str:
-    """What `memlane stuck` prints once it ends with that code, and prints `shows`: a look may come
-    before a process has entered the call that it says it makes."""
+    """Returns what `memlane stuck` prints once it ends with that code, and prints `shows`: a look
+    may come before a process has entered the call that it says it makes."""
     done: list[subprocess.CompletedProcess[str]] = []
 
     def is_seen() -> bool:

@@ -90,7 +90,8 @@ def queues(request: pytest.FixtureRequest) -> Callable[..., Ends]:
 
 
 async def idle(seconds: float) -> float:
-    """How much of a processor this process uses while its loop has nothing to do that long."""
+    """Returns how much of a processor this process uses while its loop has nothing to do that
+    long."""
     began, used = time.monotonic(), time.process_time()
     await asyncio.sleep(seconds)
     return (time.process_time() - used) / (time.monotonic() - began)
@@ -150,7 +151,7 @@ def test_cancelled_receives_consume_nothing(run: Callable[[Any], Any]) -> None:
 def test_cancelled_sends_send_nothing(
     run: Callable[[Any], Any], queues: Callable[..., Ends]
 ) -> None:
-    """What a call that was cancelled would have sent never arrives."""
+    """The message of a cancelled call never arrives."""
     dice = random.Random(8)
 
     async def send(writer: MessageQueue[int]) -> list[int]:
@@ -180,7 +181,7 @@ def test_cancelled_sends_send_nothing(
 
 
 def test_timeouts(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
-    """Of both ends; the error names who was waited for."""
+    """Both ends time out; the error names the peer that was waited for."""
 
     async def wait(writer: MessageQueue, readers: list[MessageQueue]) -> None:
         for reader in readers:
@@ -457,7 +458,7 @@ def test_a_queue_that_moves_between_loops() -> None:
 
 
 def test_nothing_stays_open(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
-    """Of ends that were awaited and selected on, once they are closed and gone."""
+    """Ends that were awaited and selected on leave nothing open once they are closed and gone."""
 
     async def use(writer: MessageQueue, readers: list[MessageQueue]) -> None:
         await writer.aenqueue(1)

@@ -1,4 +1,4 @@
-"""What a reader that holds a valid key, and means harm, can cost its writer.
+"""The cost of a reader that holds a valid key, and means harm, is bounded for its writer.
 
 `MEMLANE_SOAK_ATTACK` is the length of each attack in seconds (default 3). With more than 30, the
 latency of another reader counts, too: beside the same run with as many processes that burn a core

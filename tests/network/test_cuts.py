@@ -26,7 +26,7 @@ def message(number: int) -> tuple[int, bytes]:
 
 
 def read(queue: MessageQueue) -> tuple[int, str]:
-    """How many came, each once and in order, and how it ended."""
+    """Returns how many came, each once and in order, and how it ended."""
     number = 0
     while True:
         try:

@@ -145,7 +145,7 @@ def test_a_killed_writer(method: str) -> None:
 
 
 def test_a_killed_writer_of_a_late_reader(method: str) -> None:
-    """What has come is there, however long after the writer's death it is taken."""
+    """Messages that have come are there, however long after the writer's death they are taken."""
     writer = Remote(start(remote_writing, 1, method=method))
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         writer.call(write_numbered, 30)
@@ -281,7 +281,7 @@ def test_attaching_to_a_stopped_writer() -> None:
 
 
 def test_a_successor_is_refused_and_does_not_hide_the_death() -> None:
-    """Whoever comes with a dead reader's handle, again and again, cannot take its place."""
+    """A process that comes with a dead reader's handle, again and again, cannot take its place."""
 
     def is_dead() -> bool:
         with refuses(RankTaken, ReaderGivenUp):

@@ -229,7 +229,7 @@ def test_a_handler_closes_beside_a_call(call: str) -> None:
 
 
 def name_of(descriptor: int) -> Any:
-    """Where that socket of the internet is bound; None if it is none."""
+    """Returns where that socket of the internet is bound; None if it is another kind of socket."""
     try:
         found = socket.socket(fileno=descriptor)
     except OSError:

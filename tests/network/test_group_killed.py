@@ -52,7 +52,7 @@ def test_a_ready_group_leaves_nothing(method: str) -> None:
 
 
 def test_a_half_started_group_is_swept(method: str) -> None:
-    """What was not ready is removed by the next creation of any segment."""
+    """A group that was not ready is removed by the next creation of any segment."""
     before = segments()
     leader = start(group, False, method=method)
     assert leader.hear()

@@ -72,7 +72,7 @@ def test_close_during_wait_until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_half_a_control_frame(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """What the handler left half sent is ended before the next frame, and sent again.
+    """A frame that the handler left half sent is ended before the next one, and sent again.
 
     Fails without the guard: the next message went into the other half, and was lost.
     """

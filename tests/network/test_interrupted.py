@@ -1,4 +1,4 @@
-"""What is raised while a message is decoded: interrupts and a lack of memory consume nothing."""
+"""Errors while a message is decoded, interrupts and a lack of memory, consume nothing."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ def rest_of(reader: MessageQueue) -> list[object]:
 
 
 def test_before_anybody_has_come(caplog: pytest.LogCaptureFixture) -> None:
-    """Who lives elsewhere may still come; then nobody says that all have everything."""
+    """A reader on another host may still come; then nobody reports that all have everything."""
     writer = remote_writer(1, 1, remote_liveness=0.5)
     writer.enqueue("work")
     with refuses(TimedOut, match=r"reader 1 \(never attached\)") as caught:

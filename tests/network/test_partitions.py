@@ -243,7 +243,7 @@ def test_wrong_histories(name: str) -> None:
 
 
 def test_right_histories() -> None:
-    """What looks strange, and may be."""
+    """These histories look strange, and are allowed."""
     gone = history_of(Record(5.0, "pulled"), Record(7.0, "plugged"))
     ended_by(gone, 6.5)
     dead = history_of(Record(5.0, "killed", WRITER))

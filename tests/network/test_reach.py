@@ -1,6 +1,5 @@
-"""Who counts as out of reach: not a peer that is stopped or busy, and nobody while a process has no
-descriptor for another connection.
-"""
+"""Peers that count as out of reach: not a peer that is stopped or busy, and nobody while a process
+has no descriptor for another connection."""
 
 import os
 import resource
@@ -108,7 +107,8 @@ def test_handshakes_that_are_cut_for_ever() -> None:
 
 @contextmanager
 def no_descriptor() -> Iterator[None]:
-    """None can be opened during the block, also none that is closed meanwhile."""
+    """Lets no descriptor be opened during the block, not even in place of one that is closed
+    meanwhile."""
     limit = max(map(int, os.listdir("/proc/self/fd"))) + 8
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     held: list[int] = []

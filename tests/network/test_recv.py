@@ -42,7 +42,7 @@ MESSAGES = [None, 7, "text", {"a": [1, 2]}, b"x" * 1_000_000]
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: repr(message)[:12])
 @pytest.mark.parametrize("timeout", [1000, 1000.0, None, math.inf])
 def test_an_object_arrives(pair: tuple[Any, Any], message: object, timeout: float | None) -> None:
-    """What was sent pickled comes back as it was."""
+    """An object that was sent pickled comes back as it was."""
     one, other = pair
     other.send_pyobj(message)
     assert MessageQueue.recv(one, timeout) == message

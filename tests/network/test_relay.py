@@ -310,7 +310,8 @@ def test_relay_that_fails_before_its_reader_has_read(monkeypatch: pytest.MonkeyP
 
 
 def test_relay_that_fails_with_half_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it could not pass on is acknowledged once it is read, or the next would have no room."""
+    """A message that it could not pass on is acknowledged once it is read, or the next would have
+    no room."""
     with relayed_queue(2, remote_window_bytes=4 << 20) as (writer, readers):
         broken(monkeypatch)
         sending = Aside(lambda: [writer.enqueue(bytes(3 << 20), PATIENCE) for _ in range(3)])
@@ -486,7 +487,7 @@ def test_reports_that_cannot_be(row: ReportRow) -> None:
 
 
 def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the remote readers that share memory one connects; `relay=False` connects them all."""
+    """One of the remote readers that share memory connects; `relay=False` connects them all."""
     monkeypatch.setattr(
         grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
     )

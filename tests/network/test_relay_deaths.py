@@ -203,7 +203,7 @@ def writing(link: Link, group: TcpGroup) -> None:
 
 
 def reading(_link: Link, group: TcpGroup) -> tuple[str, int, str]:
-    """What came, whom it misses then, and how it says so."""
+    """Returns what came, whom it misses then, and its report of that."""
     with over(group, 3) as queue:
         until_all_are_ready(group)
         seen: str = queue.dequeue(PATIENCE)

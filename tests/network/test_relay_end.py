@@ -32,7 +32,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_ring_while_the_writer_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come before the reader knew that it has to read alone is not lost."""
+    """Messages that came before the reader knew that it has no relay are not lost."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         for number in range(3):
             writer.enqueue(number)
@@ -151,7 +151,7 @@ def test_writer_that_closes_while_a_neighbour_attaches(monkeypatch: pytest.Monke
 
 
 def test_writer_that_closes_before_all_is_read() -> None:
-    """Who waits for others is not told that he has read everything."""
+    """A reader that waits for others is not told that it has read everything."""
     with remote_writer(2, remote_liveness=LIVENESS) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         writer.enqueue("unread")

@@ -111,7 +111,8 @@ def test_a_stopped_relay() -> None:
 
 
 def test_late_readers() -> None:
-    """Who is missing is named on both sides; he gets everything from the first, also elsewhere."""
+    """A missing reader is named on both sides; it gets everything from the first, also
+    elsewhere."""
     with remote_writer(4, relay=True) as writer, hosts(2) as (one, two):
         attach_all(writer, {one: [0, 1]})
         messages = ["first", b"large" * 10_000]
@@ -175,7 +176,7 @@ def test_who_comes_when_a_relay_has_just_died() -> None:
 
 
 def test_the_host_after_its_readers_were_killed() -> None:
-    """What is left of their ring keeps nobody from starting, and goes then."""
+    """The rest of their ring keeps nobody from starting, and is then removed."""
     with hosts() as (host,):
         with remote_writer(3, relay=True, **BRIEF) as writer:
             attach_all(writer, {host: [0, 1]})

@@ -225,7 +225,7 @@ def test_a_handle_for_a_rank_that_never_comes() -> None:
 
 
 def test_a_released_place_after_a_message() -> None:
-    """Who has it now would miss that message: only `readmit` may say so."""
+    """Its new reader would miss that message: only `readmit` may allow that."""
     with remote_writer(**BRIEF) as writer:
         writer.export_handle(7)
         writer.release_reader(7)

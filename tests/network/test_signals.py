@@ -56,7 +56,7 @@ def write_interrupted(link: Link, seed: int, n_local: int) -> list[int]:
 
 @pytest.mark.parametrize("n_local", [0, 1], ids=["remote", "mixed"])
 def test_a_writer_is_interrupted_anywhere(n_local: int) -> None:
-    """What enqueue returned for is read by all, once and in order; what it raised for by none. No
+    """Messages for which enqueue returned are read by all, once and in order; others by none. No
     call stays open that nobody can end.
 
     Mixed, it fails without the guard: the ring had got what was not committed for the network.
@@ -215,7 +215,8 @@ LAST, END = (What.MESSAGE, 2), (What.END, 3)
 
 @pytest.mark.parametrize("frame", [LAST, END], ids=["last", "end"])
 def test_a_reader_is_interrupted_while_its_writer_closes(frame: tuple[int, int]) -> None:
-    """What the interrupted call had taken comes once more; a writer that closed is not called dead.
+    """The message that the interrupted call had taken comes once more; a writer that closed is not
+    called dead.
 
     Fails without the guard: the writer had left as soon as the frames were delivered to libzmq.
     """

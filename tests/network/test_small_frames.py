@@ -23,7 +23,7 @@ def frame_of(first: int, contents: list[bytes], epoch: int = EPOCH) -> bytes:
 
 
 def both(frame: bytes, first: int) -> list[Message] | None:
-    """What the native code says; the other agrees where it can."""
+    """Returns what the native code decides; the Python code agrees where it can."""
     found = messages_in(frame, HEADER, first, Message)
     try:
         same = [

@@ -28,7 +28,7 @@ class Bomb:
 
 
 def hostile_frames(epoch: int, sequence: int) -> list[bytes]:
-    """What the writer would say next, if it meant harm."""
+    """Returns what the writer would send next, if it meant harm."""
     body = pickle.dumps(Bomb())
     welcome = wire.control(
         wire.Header(wire.What.WELCOME, epoch, sequence), wire.Welcome(1, 100, 1 << 20)

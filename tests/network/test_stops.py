@@ -150,7 +150,7 @@ def test_a_reader_that_attaches() -> None:
 
 
 def test_a_writer_that_is_killed_before_it_answers() -> None:
-    """Whoever attaches is told that nobody listens there any more."""
+    """A process that attaches gets an error: nobody listens there any more."""
     writer = Remote(start(remote_writing, 1))
     writer.peer.stop()
     attaching: Aside[Any] = Aside(MessageQueue.create_from_handle, writer.greeting, 0)

@@ -115,7 +115,7 @@ def bytes_of_a_session(writer: MessageQueue) -> list[bytes]:
 
 
 def frames_of_a_session(writer: MessageQueue) -> list[bytes]:
-    """What a reader says in another session, and a bye that would be this one's."""
+    """Returns what a reader sends in another session, and a bye that would be this one's."""
     epoch = writer._writer.session.epoch  # type: ignore[union-attr]
     said = [(wire.What.ACK, 3), (wire.What.ASK, 0), (wire.What.BYE, 0)]
     return [
@@ -140,8 +140,8 @@ KINDS: dict[str, tuple[Callable[..., int], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_strangers(kind: str, greeted: list[int]) -> None:
-    """None is counted or decoded; the reader gets everything meanwhile, and the writer has no
-    descriptor, thread or noticeable memory more afterwards."""
+    """No frame of theirs is counted or decoded; the reader gets everything meanwhile, and the
+    writer has no descriptor, thread or noticeable memory more afterwards."""
     role, argument = KINDS[kind]
     with remote_writer(2, remote_liveness=LIVENESS) as writer:
         arguments = [argument(writer)] if callable(argument) else [argument]

@@ -54,7 +54,7 @@ MANY = 5000
 
 
 def message(number: int) -> Any:
-    """Of the kinds that may share a frame, and now and then one that may not."""
+    """Returns a message of the kinds that may share a frame, and now and then one that may not."""
     if number % 997 == 0:
         return (number, bytes(20_000))
     if number % 101 == 0:
@@ -379,7 +379,7 @@ def read_numbers(link: Link, handle: Handle, rank: int) -> list[int]:
 
 
 def test_a_writer_that_is_interrupted() -> None:
-    """What enqueue returned for arrives; what it raised for does at all readers or at none."""
+    """Messages for which enqueue returned arrive; others arrive at all readers or at none."""
     writer = start(write_interrupted)
     readers = [start(read_numbers, handle, rank) for rank, handle in enumerate(writer.hear())]
     for reader in readers:
@@ -449,7 +449,7 @@ def test_a_handler_that_raises_right_after_a_message_was_taken() -> None:
 
 
 def test_a_handler_that_raises_within_the_decoding_of_plain_messages() -> None:
-    """None is lost."""
+    """No message is lost."""
     with remote_queue(1) as (writer, (reader,)):
         for number in range(3):
             writer.enqueue({"number": number}, PATIENCE)
@@ -561,7 +561,7 @@ def test_what_a_handler_raises_is_not_taken_for_a_fault_of_a_message(
 
 
 def test_two_threads_send() -> None:
-    """Who is refused is told so; everything else arrives once."""
+    """A refused thread gets an error; everything else arrives once."""
     sent: list[list[bytes]] = [[], []]
     with remote_queue(1) as (writer, (reader,)):
         over = threading.Event()

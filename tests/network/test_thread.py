@@ -190,7 +190,7 @@ def test_timeouts_behind_a_relay() -> None:
 
 
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
-    """Which held the lock at the fork, and does not exist in the child."""
+    """The parent's thread held the lock at the fork, and does not exist in the child."""
 
     def use(_link: object) -> str:
         try:

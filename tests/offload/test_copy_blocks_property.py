@@ -69,7 +69,7 @@ def test_any_layout_is_copied_as_numpy_copies_it(
 
 
 def before_of(view: Array, memory: Array, before: Array) -> Array:
-    """What `view` showed when `memory` was `before`."""
+    """Returns what `view` showed when `memory` was `before`."""
     offset = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     return np.ndarray(view.shape, view.dtype, before.data, offset, view.strides)
 

@@ -80,7 +80,7 @@ def test_moves(library: Path, step: int, to_gpu: bool) -> None:
 
 
 def has_batches(fake: Any) -> bool:
-    """Whether both runtime and driver are of version 12.8 or later, and so have batches."""
+    """Returns whether both runtime and driver are of version 12.8 or later, and so have batches."""
     versions = []
     for ask in (fake.cudaRuntimeGetVersion, fake.cudaDriverGetVersion):
         version = ctypes.c_int()
@@ -119,7 +119,7 @@ def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
 
 
 def test_no_runtime_is_loaded_for_a_copy(newest: Path) -> None:
-    """None is loaded here, and none gets loaded."""
+    """No runtime is loaded here, and none gets loaded."""
     if "/libcudart" in Path("/proc/self/maps").read_text():
         pytest.skip("torch has loaded CUDA's runtime")
     assert _runtime.loaded_runtime() is None

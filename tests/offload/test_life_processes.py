@@ -12,7 +12,7 @@ Region = SharedOffloadRegion
 
 
 def test_one_creates_the_others_join(method: str) -> None:
-    """Of several processes one is the creator, and all see the same bytes."""
+    """One of several processes is the creator, and all see the same bytes."""
     instance = new_id()
     others = [start_region(instance, rank, method, workers=3) for rank in (0, 1)]
     with region_of(instance, None, workers=3) as whole:

@@ -73,7 +73,7 @@ def test_pages_are_populated_where_the_kernel_cannot(rank: int | None) -> None:
 
 
 def started_in(_link: Link, pages: str, rank: int | None) -> list[str]:
-    """What a creator, a joiner that populates the other cells, and the memory have."""
+    """Returns what a creator, a joiner that populates the other cells, and the memory have."""
     instance = new_id()
     shape: dict[str, Any] = {"blocks": 40, "cell": MIB, "extra": 1, "pages": pages}
     with region_of(instance, rank, **shape) as region:

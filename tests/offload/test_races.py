@@ -184,7 +184,8 @@ def test_the_creator_dies_while_others_wait() -> None:
 
 
 def test_the_creator_fails_in_the_middle() -> None:
-    """Who takes over has the room, also while he is stopped and holds the file."""
+    """The process that takes over has the room, also while the creator is stopped and holds the
+    file."""
     instance = new_id()
     first, second = file_of(instance), file_of(instance)
     assert (first.enter(1), second.enter(1)) == ("created", "joined")

@@ -10,7 +10,7 @@ from tests.support.regions import PAGE, file_of, half_created, new_id, path_of, 
 
 
 def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the dead builder reserved is not needed again."""
+    """Space that the dead creator reserved is not needed again."""
     monkeypatch.setattr(space, "memory_room", lambda *_: 3 * PAGE)
     instance = new_id()
     creator = start(half_created, instance)

@@ -569,7 +569,7 @@ def a_host_that_vanishes_before_the_first_handshake_is_complete() -> None:
 
 
 def a_writer_that_dies_before_the_first_handshake_is_complete() -> None:
-    """Whoever ended that handshake, nobody listens there any more."""
+    """Nobody listens there any more, whichever side ended that handshake."""
     made = World([0], relay=False)
     made.is_writer_stopped = True
     made.reset(made.readers[0])
@@ -635,7 +635,7 @@ def a_reader_that_is_stopped_between_two_refusals() -> None:
 
 
 def a_reader_that_is_stopped_before_its_first_connection() -> None:
-    """What has happened meanwhile it does not know yet."""
+    """It does not know yet what has happened meanwhile."""
     session = ReaderSession("q", 0, 1, b"s", "", "", "w", BOUND, 0.0)
     session.connection.delay_clock(10.0, 10.0)
     assert session.connection.death(10.0) is None
@@ -805,7 +805,7 @@ def successors_of_a_reader() -> None:
 
 
 def a_member_that_speaks_on_the_connection_of_another() -> None:
-    """Whoever has a connection can give it the name that a lost one had."""
+    """A peer can give its connection the name that a lost one had."""
     made = world(0, 1)
     made.send()
     made.dequeue(made.readers[0])

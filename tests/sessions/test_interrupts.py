@@ -38,7 +38,7 @@ APART = (5, 6, 7, 17)
 
 
 class Alarm(Exception):
-    """What a handler raises."""
+    """An error that a handler raises."""
 
 
 class After:
@@ -104,7 +104,7 @@ class Interrupted(World):
             super().fail_relay(reader, holds_message=holds_message)
 
     def recover(self) -> None:
-        """What was staged the ring has not got, because there is none."""
+        """The staged messages are in no ring, because there is none."""
         if self.outbox.staged is not None:
             self.outbox.settle(self.outbox.staged[1])
         self.sent = self.outbox.next

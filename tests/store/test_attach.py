@@ -1,4 +1,4 @@
-"""Who may attach to a storage, the readers' places, and handles."""
+"""Attaching to a storage: the readers' places, and handles."""
 
 import copy
 import json

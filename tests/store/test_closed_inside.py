@@ -125,7 +125,7 @@ def test_a_child_that_goes_on_with_a_call_takes_nothing() -> None:
 
 
 def test_closed_by_a_thread_while_the_ring_grows() -> None:
-    """Which it does without the GIL: close() waits for that. (A fourth of these crashed.)"""
+    """The ring grows without the GIL: close() waits for that. (A fourth of these crashed.)"""
     for turn in range(18):
         command = [sys.executable, "-c", HEAD + GROWS, str(turn)]
         done = subprocess.run(

@@ -180,7 +180,7 @@ def writing(link: Link) -> None:
 
 
 def test_the_writer_dies(method: str) -> None:
-    """What was stored can be read on, its state is told, and the name is swept."""
+    """Objects in the storage stay readable, its state is shown, and the name is swept."""
     remote = Remote(start(writing, method=method))
     reader = Storage.create_from_handle(remote.greeting)
     place = remote.call("put", "k", b"value")

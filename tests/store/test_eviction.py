@@ -1,4 +1,4 @@
-"""What may be evicted, in which order, and what the error of a full storage says."""
+"""Eviction: which objects may go, in which order, and the error of a full storage."""
 
 import threading
 import time

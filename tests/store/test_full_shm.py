@@ -72,7 +72,7 @@ def taken_by_others(_link: Link) -> None:
 
 
 def goes_round_earlier(_link: Link) -> None:
-    """Where the ring cannot grow it ends: the oldest give way as at its end."""
+    """The ring ends where it cannot grow: the oldest objects are evicted as at its end."""
     writer, reader = store()
     with full(leaving=PIECE):
         for n in range(2 * SIZE // MIB):

@@ -164,7 +164,8 @@ def test_se_readers_race_with_eviction() -> None:
 
 
 def test_a_reader_that_scribbles_crashes_nobody() -> None:
-    """What a reader writes over the ring is an error or its own bytes for others, never a crash."""
+    """Bytes that a reader writes over the ring are an error or themselves for others, never a
+    crash."""
     with store_of(2, serde=BytesSerde) as (writer, (one, two)):
         place = writer.put("k", ONE)
         with one.ring_buffer.access_buf(place[0]) as (data, _):
@@ -212,7 +213,7 @@ def test_an_entry_that_lies(size: int) -> None:
     "at", [*range(FACTS, FACTS + 24, 8), *range(HEADER + 256, HEADER + 352, 8)]
 )
 def test_facts_and_directory_that_lie(at: int, word: int) -> None:
-    """Who attaches is refused, or finds what he needs; who is attached reads on."""
+    """A process that attaches is refused, or finds what it needs; attached readers go on."""
     with scribbled(at, [word]) as (writer, reader, place):
         assert reader.get(*place) == ONE
         peer = start(attach_and_get, writer.handle(), place)

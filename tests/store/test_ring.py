@@ -183,7 +183,7 @@ def test_what_is_asked_about() -> None:
 
 
 def test_a_predicate_that_raises() -> None:
-    """What it allowed before is freed, and the ring still works."""
+    """The space that it allowed before is freed, and the ring still works."""
 
     def fails(number: int, _view: memoryview) -> bool:
         if number == 1:

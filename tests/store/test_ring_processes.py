@@ -16,7 +16,7 @@ def first_bytes(_link: Link, handle: tuple[int, str], address: int) -> bytes:
 
 
 def test_another_process_reads_what_the_writer_wrote(method: str) -> None:
-    """What the writer wrote is read elsewhere."""
+    """Another process reads the bytes that the writer wrote."""
     with ring_of_bytes(100) as ring:
         address, _ = ring.allocate_buf(20)
         with ring.access_buf(address) as (data, _):

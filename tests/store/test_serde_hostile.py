@@ -159,7 +159,7 @@ def nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @settings(max_examples=MANY)
 @given(st.recursive(LEAVES, nodes, max_leaves=12))
 def test_any_tree_is_a_value_or_an_error(tree: object) -> None:
-    """What every node does with unexpected parts."""
+    """Every node takes unexpected parts, or raises."""
     read(of_tree(tree))
 
 

@@ -74,7 +74,7 @@ def test_memory_is_free_when_the_value_is_gone(values: list[Any]) -> None:
 
 @given(st.data())
 def test_any_tensor_comes_back(data: st.DataObject) -> None:
-    """Of any dtype, known to numpy or not, in any layout."""
+    """Tensors of any dtype, known to numpy or not, come back in any layout."""
     torch = package("torch")
     torch.set_num_threads(1)
     shape = data.draw(st.lists(st.integers(0, 5), max_size=4))

@@ -84,7 +84,7 @@ class Subclass(torch.Tensor):  # type: ignore[misc]
 
 
 def test_tensors_that_cannot_travel() -> None:
-    """What is more than its memory, or another type than a tensor, is refused."""
+    """A tensor beyond its memory, or of another type, is refused."""
     plain = torch.ones(3, 3)
     tagged = torch.ones(3)
     tagged.tag = 1

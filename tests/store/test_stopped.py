@@ -20,7 +20,7 @@ assert SECONDS > BOUND
 
 
 class Halting(Paced):
-    """Who stops it does so when it is halfway, and tells it to go on before it runs again."""
+    """An object that stops its process halfway; the test continues it before it runs again."""
 
     patience = SECONDS + PATIENCE
 

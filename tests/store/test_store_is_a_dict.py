@@ -31,7 +31,7 @@ class Model:
 
 
 class StorageAgainstDict(RuleBasedStateMachine):
-    """What the storage holds is in the model; what it evicts the model allows."""
+    """Every object in the storage is in the model; the model allows each eviction."""
 
     @initialize(
         n_readers=st.integers(1, 3),

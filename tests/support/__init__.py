@@ -1,5 +1,5 @@
-"""What the tests share. The names below are real processes for tests: start a role, talk to it over
-a pipe, stop it, kill it, measure.
+"""Tools that the tests share. The names below are real processes for tests: start a role, talk to
+it over a pipe, stop it, kill it, measure.
 
 A *role* is any callable ``role(link, *args)``; it runs in its own process, reports its progress
 with ``link.tell`` and waits for its cue with ``link.hear``. ``peer.result()`` returns its value, or

@@ -1,4 +1,4 @@
-"""What was built before the tests: no test compiles."""
+"""The programs that were built before the tests: no test compiles."""
 
 import os
 import shutil

@@ -89,7 +89,7 @@ class FailingCalls:
         return seen
 
     def is_reached(self) -> bool:
-        """Whether a call that is to fail, or to last, was made since it was armed."""
+        """Returns whether a call that is to fail, or to last, was made since it was armed."""
         return bool(self._shim.failing_calls_made())
 
     def failing(self, fault: Fault) -> Failing:

@@ -1,4 +1,4 @@
-"""What the ends of one queue did, as each recorded it, and a check whether that is allowed.
+"""The records of the ends of one queue, as each recorded it, and a check whether that is allowed.
 
 A history has the records of a writer, its readers, and the process that disturbs them. Each has a
 monotonic time, a word, and a number (of a message, a rank) or the name of an error:
@@ -85,9 +85,9 @@ class History:
             yield moment, float("inf")
 
     def _was_gone(self, rank: int, moment: float) -> bool:
-        """Whether its cable was pulled for so long before that moment that it may count as dead.
-        TCP's retries double their pauses, so half of the bound may be enough; and two gaps count as
-        one if TCP may not have retried between them."""
+        """Returns whether its cable was pulled for so long before that moment that it may count as
+        dead. TCP's retries double their pauses, so half of the bound may be enough; and two gaps
+        count as one if TCP may not have retried between them."""
         if rank in self.local:
             return False
         if late_since(moment - 2 * self.bound, moment) >= self.bound / 4:
@@ -102,7 +102,8 @@ class History:
         return False
 
     def _latest(self, moment: float) -> float:
-        """When all ends must know of a death at that moment, whatever was stopped or cut since."""
+        """Returns when all ends must know of a death at that moment, whatever was stopped or cut
+        since."""
         spans = [*self._spans("stopped", "resumed"), *self._spans("pulled", "plugged")]
         return (
             moment
@@ -112,7 +113,7 @@ class History:
         )
 
     def _is_late(self, cause: float, told: float) -> bool:
-        """Whether that is later after a death than it may be."""
+        """Returns whether that is later after a death than it may be."""
         latest = self._latest(cause)
         return told > latest and told > latest + late_since(cause, told)
 

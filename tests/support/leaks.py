@@ -1,4 +1,4 @@
-"""What a process holds, to show that a test left nothing behind."""
+"""The resources of a process, to show that a test left nothing behind."""
 
 import os
 import re
@@ -33,7 +33,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def holdings(prefix: str | tuple[str, ...]) -> Holdings:
-    """What this process holds now, and the files in /dev/shm whose names start with ``prefix``."""
+    """Returns what this process holds now, and the files in /dev/shm whose names start with
+    ``prefix``."""
     return Holdings(
         segments=Counter(name for name in os.listdir(SHM) if name.startswith(prefix)),
         descriptors=Counter(_descriptors()),
@@ -44,7 +45,7 @@ def holdings(prefix: str | tuple[str, ...]) -> Holdings:
 
 
 def surplus(before: Holdings, after: Holdings) -> list[str]:
-    """What ``after`` has and ``before`` does not, one line each."""
+    """Returns what ``after`` has and ``before`` does not, one line each."""
     lines = []
     for kind in ("segments", "descriptors", "mappings", "threads", "children"):
         more = getattr(after, kind) - getattr(before, kind)

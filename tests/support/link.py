@@ -40,7 +40,7 @@ class Link:
         return self.receive(timeout)[1]
 
     def has_word(self) -> bool:
-        """Whether `hear` would return at once."""
+        """Returns whether `hear` would return at once."""
         return self._connection.poll(0)
 
     def report(self, kind: str, *parts: object) -> None:

@@ -1,4 +1,4 @@
-"""What tests need that a machine may lack, and the command that brings it.
+"""Programs that tests need and a machine may lack, and the command that brings it.
 
 The reason of every such skip is `needs(PART)`, so that `tests.run` can count what a part costs.
 """

@@ -102,7 +102,7 @@ def lasting_master(log: Path) -> Iterator[MooncakeMaster]:
 
 
 class Store:
-    """What is in one, seen without a tier."""
+    """The contents of one, seen without a tier."""
 
     def __init__(self, master: MooncakeMaster) -> None:
         from memlane.tiers.remote import mooncake

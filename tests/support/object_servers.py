@@ -33,7 +33,7 @@ class ObjectServer(Server):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of a tier on it."""
+        """The options of a tier on it."""
         return {
             "endpoint": self.endpoint,
             "region": "us-east-1",
@@ -75,7 +75,7 @@ class ObjectServer(Server):
 
 
 class Bucket:
-    """What is in one, seen without a tier. `url` and `options` are a tier's."""
+    """The contents of one, seen without a tier. `url` and `options` are a tier's."""
 
     def __init__(self, url: str, **options: Any) -> None:
         import obstore

@@ -18,7 +18,7 @@ from tests.support.missing import needs
 
 @cache
 def unshare_refusal() -> str:
-    """Why this machine refuses namespaces to tests; empty if it allows them."""
+    """Returns why this machine refuses namespaces to tests; empty if it allows them."""
     if shutil.which("unshare") is None:
         return needs("namespaces", "there is no unshare command")
     probe = [*private_shm("1m")[:-1], "true"]
@@ -27,7 +27,8 @@ def unshare_refusal() -> str:
 
 
 def is_sanitized(library: str = "san") -> bool:
-    """Whether a sanitizer's runtime, or this one, is in every process (`tests/sanitize.sh`)."""
+    """Returns whether a sanitizer's runtime, or this one, is in every process
+    (`tests/sanitize.sh`)."""
     return f"{library}.so" in os.environ.get("LD_PRELOAD", "")
 
 
@@ -85,5 +86,5 @@ python_needs_no_folder = pytest.mark.skipif(
 
 @cache
 def network_refusal() -> str:
-    """Why this machine refuses networks to tests; empty if it allows them."""
+    """Returns why this machine refuses networks to tests; empty if it allows them."""
     return lab.refusal()

@@ -16,7 +16,7 @@ class Lru:
         return key in self.keys
 
     def access(self, key: int) -> bool:
-        """Whether the key was stored now; it was not there, or this is a hit."""
+        """Returns whether the key was stored now; it was not there, or this is a hit."""
         if key in self.keys:
             self.keys.move_to_end(key)
             return False

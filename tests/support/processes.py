@@ -66,11 +66,12 @@ class Peer:
         return parts[0]
 
     def has_spoken(self) -> bool:
-        """Whether a word, or the end of the role, has not been heard yet."""
+        """Returns whether a word, or the end of the role, has not been heard yet."""
         return self._link.has_word()
 
     def result(self, timeout: float = PATIENCE) -> Any:
-        """What the role returned (its exception is raised here), once the process has ended."""
+        """Returns what the role returned (its exception is raised here), once the process has
+        ended."""
         kind, *parts = self._receive(timeout)
         if kind == "word":
             raise AssertionError(f"process {self.pid} said {parts[0]!r} instead of ending")
@@ -127,7 +128,7 @@ class Peer:
         return cpu_seconds(self.pid)
 
     def sleeps(self) -> int:
-        """How often its threads have given up the processor because they had to wait."""
+        """Returns how often its threads have given up the processor because they had to wait."""
         return sleeps(self.pid)
 
 

@@ -42,7 +42,7 @@ _KEPT = 1 << 17
 _MOST = 4
 """Processors that are watched."""
 _FORGIVEN = 3.0
-"""How often the promised time a lack of processors may add."""
+"""The multiple of the promised time that a lack of processors may add."""
 _PRESSURE = Path("/proc/pressure/cpu")
 _control: "Control | None" = None
 
@@ -180,7 +180,7 @@ def given_time(check: Callable[[float], object], seconds: float) -> None:
 
 
 def stacks() -> str:
-    """Where each thread of this process is, and in which state its children are."""
+    """Returns where each thread of this process is, and in which state its children are."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for thread, frame in sys._current_frames().items():

@@ -40,7 +40,8 @@ def remote_writer(n_remote: int = 1, n_local: int = 0, **options: Any) -> Messag
 
 
 def enqueue_and_go_on(writer: MessageQueue, message: object = "message") -> None:
-    """What a signal handler raises after the message was sent is raised here, at the latest."""
+    """Enqueues; an error that a signal handler raises after the message was sent is raised here, at
+    the latest."""
     writer.enqueue(message)
     os.getpid()
 
@@ -104,7 +105,7 @@ def remote_writing(link: Link, n_remote: int, liveness: float = PATIENT) -> None
 
 
 def connections_to(handle: Handle) -> int:
-    """How many connections to that writer are established on this host."""
+    """Returns how many connections to that writer are established on this host."""
     port = f":{address_of(handle)[1]:04X}"
     rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return sum(row[2].endswith(port) and row[3] == "01" for row in rows)
@@ -136,7 +137,7 @@ def relayed_queue(
 
 
 def connections_of(writer: MessageQueue) -> int:
-    """How many streams of messages it sends."""
+    """Returns how many streams of messages it sends."""
     peers = writer._writer.session._peers  # type: ignore[union-attr]
     return sum(peer.link.name == "STREAMING" for peer in peers)
 

@@ -57,7 +57,7 @@ class Place:
 
 
 class TiersOnServers:
-    """What every tier on a server promises beside `TierConformance`.
+    """The promises of every tier on a server beside `TierConformance`.
 
     There are two fixtures: `place`, a server that is not hurt, and `own`, one of the test alone.
     """
@@ -65,7 +65,7 @@ class TiersOnServers:
     closings = 5
 
     def count_values(self, place: Any) -> int | None:
-        """How many values the server has; None if that cannot be seen."""
+        """Returns how many values the server has; None if that cannot be seen."""
         return None
 
     def has_ended(self) -> bool:
@@ -73,7 +73,7 @@ class TiersOnServers:
         return not any("memlane-tier" in thread.name for thread in threading.enumerate())
 
     def test_hundreds_of_blocks_are_found_by_another_tier(self, place: Place) -> None:
-        """Of a size that fits nothing."""
+        """The rows have an odd size."""
         rows = rows_of(300, 10_001)
         expected = rows.copy()
         with place.tier(rows, connections=3) as tier:

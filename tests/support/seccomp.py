@@ -74,7 +74,7 @@ def refuse_all(calls: Sequence[str], error: int) -> None:
 
 
 def has_io_uring() -> bool:
-    """Whether this process may make one."""
+    """Returns whether this process may make one."""
     parameters = ctypes.create_string_buffer(120)
     ring: int = ctypes.CDLL(None).syscall(CALLS["io_uring_setup"][_COLUMN], 1, parameters)
     if ring >= 0:

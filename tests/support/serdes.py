@@ -18,7 +18,7 @@ PICKLE = PickleMsgpackSerde()
 
 
 def laid(serde: ObjectSerde, value: object, *, behind: int = 0) -> memoryview:
-    """What a reader gets: metadata and data, in a chunk that starts at a multiple of 64."""
+    """Returns what a reader gets: metadata and data, in a chunk that starts at a multiple of 64."""
     data, nbytes, metadata, metadata_nbytes = serde.serialize(value)
     parts = data if isinstance(data, list) else [data]
     assert type(metadata) is bytes
@@ -48,7 +48,7 @@ def exported(value: object) -> tuple[bytearray, Any]:
 
 
 def is_in_use(memory: bytearray) -> bool:
-    """Whether the memory is exported now, before any garbage collection."""
+    """Returns whether the memory is exported now, before any garbage collection."""
     try:
         memory.append(0)
     except BufferError:

@@ -329,7 +329,7 @@ def disk_ring(failing: Failing) -> None:
 
 
 def use_disk_tier(failing: Failing, blocks: int) -> None:
-    """What the two scenarios share."""
+    """Does what the two scenarios share."""
     keys, wanted = KEYS[:blocks], ROWS[:blocks]
     with tempfile.TemporaryDirectory() as folder:
         rows = wanted.copy()

@@ -126,6 +126,6 @@ def start_store_reader(writer: Storage, method: str = "fork") -> Remote:
 
 
 def is_evicted(writer: Storage) -> bool:
-    """Whether the oldest object could be evicted now."""
+    """Returns whether the oldest object could be evicted now."""
     writer.free_unused()
     return not writer.is_cached("k")

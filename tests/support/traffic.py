@@ -27,7 +27,7 @@ def message(number: int) -> tuple[int, bytes]:
 
 
 def read_to_the_end(queue: MessageQueue) -> End:
-    """How many messages came without a gap, the error after them, and its time."""
+    """Returns how many messages came without a gap, the error after them, and its time."""
     for number in itertools.count():
         try:
             received = queue.dequeue(PATIENCE)
@@ -38,7 +38,7 @@ def read_to_the_end(queue: MessageQueue) -> End:
 
 
 def write_to_the_end(queue: MessageQueue, first: int = 0) -> End:
-    """How many messages were sent, the error after them, and its time."""
+    """Returns how many messages were sent, the error after them, and its time."""
     for number in itertools.count(first):
         try:
             queue.enqueue(message(number), PATIENCE)
@@ -63,7 +63,7 @@ def numbered(number: int, size: int = SIZE) -> bytes:
 
 
 def read_numbered(queue: MessageQueue, number: int = 0) -> tuple[int, Exception, float]:
-    """How many came in order, the error after them, and its time."""
+    """Returns how many came in order, the error after them, and its time."""
     while True:
         try:
             message = queue.dequeue(PATIENCE)

@@ -43,7 +43,7 @@ def _state_and_ticks(task: int) -> tuple[str, int]:
 
 
 def asleep(task: int) -> bool:
-    """Whether the process or thread sleeps in the kernel, seen several times in a row."""
+    """Returns whether the process or thread sleeps in the kernel, seen several times in a row."""
     for _ in range(5):
         if _state_and_ticks(task)[0] != "S":
             return False
@@ -70,14 +70,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 def idle_share(seconds: float = 1.0) -> float:
-    """How much of a processor this process uses while its main thread sleeps that long."""
+    """Returns how much of a processor this process uses while its main thread sleeps that long."""
     began, used = time.monotonic(), time.process_time()
     time.sleep(seconds)
     return (time.process_time() - used) / (time.monotonic() - began)
 
 
 def sleeps(pid: int) -> int:
-    """How often the threads of a process have given up the processor because they had to wait."""
+    """Returns how often the threads of a process have given up the processor because they had to
+    wait."""
     key = "\nvoluntary_ctxt_switches:"
     return sum(
         int((task / "status").read_text().partition(key)[2].split()[0])

@@ -206,7 +206,7 @@ def test_forgotten_blocks_are_free_when_nobody_holds_them(
 
 
 def test_tails_go_before_heads() -> None:
-    """Of a prefix the last block is evicted first."""
+    """The last block of a prefix is evicted first."""
     pool = BlockPool(4, "lru")
     store(pool, 1, 2, 3, 4)
     found(pool, 1, 2, 3, 4)

@@ -254,7 +254,8 @@ def closes_beside_a_hang(_link: Link, folder: Path) -> None:
 
 @fails
 def test_a_disk_that_hangs_costs_no_uses_of_another(tmp_path: Path) -> None:
-    """When blocks were used is written for a restart, though the array cannot be closed."""
+    """The times when blocks were used are written for a restart, though the array cannot be
+    closed."""
     start(closes_beside_a_hang, tmp_path, method="spawn", command=preloaded()).result()
 
 
@@ -303,7 +304,8 @@ def test_an_array_after_a_kill(tmp_path: Path) -> None:
     rows = np.zeros((len(KEYS), ROW), np.uint8)
 
     def is_free() -> bool:
-        """Whether the locks have gone: io_uring of a killed process ends in its own time."""
+        """Returns whether the locks have gone: io_uring of a killed process ends in its own
+        time."""
         try:
             array_on(tmp_path, "abc", rows).close()
         except TierInUse:

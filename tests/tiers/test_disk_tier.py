@@ -113,7 +113,7 @@ def rows() -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path, rows: Any) -> Path:
-    """Of a tier of ten blocks that has blocks 0 to 4."""
+    """The folder of a tier of ten blocks that has blocks 0 to 4."""
     with tier_on(tmp_path / "kv", rows, capacity=10) as tier:
         store_all(tier, rows, range(5))
     return tmp_path / "kv"
@@ -227,7 +227,8 @@ def test_bytes_written_past_the_page_cache_are_those_of_slots(tmp_path: Path) ->
 
 
 def fill_headers(folder: Path, slots: int) -> None:
-    """Of a tier that was opened there: every slot has a block, though nothing was stored."""
+    """Fills the headers of a tier that was opened there: every slot has a block, though nothing was
+    stored."""
     space, headers = Namespace("").id, bytearray()
     for number in range(slots):
         header = os.urandom(24) + space + struct.pack("=QIII", number, ROW, 0, 0)
@@ -277,7 +278,7 @@ def test_other_threads_run_while_a_tier_is_recovered(tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_stores_outlives_a_restart(folder: Path, rows: Any) -> None:
-    """What was stored first goes first."""
+    """The block that was stored first is evicted first."""
     with tier_on(folder, rows, capacity=10) as tier:
         store_all(tier, rows, range(5, 12))
         assert there(tier) == list(range(2, 12))
@@ -733,7 +734,7 @@ def test_the_descriptor_is_quiet_when_nothing_is_to_report(tmp_path: Path, rows:
 
 
 def test_rows_that_change_while_it_is_opened(tmp_path: Path) -> None:
-    """What was checked must be what is used."""
+    """The checked rows must be those that are used."""
     rows = np.zeros((2, ROW), np.uint8)
 
     class Shrinking:

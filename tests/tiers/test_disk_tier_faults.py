@@ -43,7 +43,7 @@ SHORT = 0.5  # seconds: a deadline that passes
 
 
 def store(tier: DiskTier, rows: Any, number: int) -> bool:
-    """Whether it was stored."""
+    """Returns whether it was stored."""
     rows[0] = content(number, ROW)
     return bool(wait_for(tier, tier.store([key(number)], [0], timeout=PATIENCE)).ok[0])
 
@@ -73,7 +73,7 @@ def writes_into(path: Path) -> Iterator[None]:
 
 @contextmanager
 def logged() -> Iterator[list[str]]:
-    """What memlane logs meanwhile."""
+    """Returns what memlane logs meanwhile."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

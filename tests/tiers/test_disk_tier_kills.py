@@ -103,7 +103,7 @@ def test_a_process_that_stores_is_killed(tmp_path: Path) -> None:
 
 
 def is_used(folder: Path) -> bool:
-    """Whether somebody still has the tier: a killed process ends in its own time."""
+    """Returns whether somebody still has the tier: a killed process ends in its own time."""
     try:
         tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=BLOCKS).close()
     except TierInUse:

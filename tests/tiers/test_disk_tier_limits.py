@@ -131,7 +131,7 @@ LEARNED = struct.Struct("<4xII8d")
 
 
 def learned(file: Path) -> tuple[float, ...]:
-    """What the tuner has left."""
+    """Returns what the tuner has left."""
     return LEARNED.unpack_from(file.read_bytes(), 12)
 
 
@@ -168,7 +168,7 @@ def test_what_tuned_has_learned_outlives_a_restart(tmp_path: Path, rows: Any) ->
 def test_a_namespace_beyond_its_quota_evicts_its_own(
     tmp_path: Path, rows: Any, quota: float
 ) -> None:
-    """What the other has stored stays, whichever runs."""
+    """The blocks of the other namespace stay, whichever runs."""
     for round_ in range(2):
         for namespace in ("a", "b"):
             with tier_on(tmp_path, rows, 10, namespace=namespace, quota=quota) as tier:

@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any], Ti
 
 
 def interrupted(dice: random.Random, call: Callable[[], Any]) -> Any:
-    """What it returned; None if the handler came before that."""
+    """Returns its result; None if the handler came before that."""
     returned = None
     with suppress(Alarm), alarm_after(dice.uniform(1e-6, LATEST)):
         returned = call()
@@ -39,7 +39,7 @@ def interrupted(dice: random.Random, call: Callable[[], Any]) -> Any:
 
 
 def loads(tier: Tier, *numbers: int) -> list[bool]:
-    """Which of these blocks are there; their rows are compared by the caller."""
+    """Loads these blocks, and returns which are there; the caller compares their rows."""
     ok: list[bool] = wait_for(tier, tier.load([key(each) for each in numbers], [0, 1])).ok.tolist()
     return ok
 

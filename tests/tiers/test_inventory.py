@@ -1,4 +1,4 @@
-"""What routers are told of a tier is what it holds, whatever becomes of its blocks."""
+"""Routers learn exactly the keys that a tier holds, whatever becomes of its blocks."""
 
 from __future__ import annotations
 

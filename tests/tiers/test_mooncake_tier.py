@@ -49,7 +49,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeMaster]:
-    """Of the test alone. Clients are killed when their tier is closed: Mooncake takes its time."""
+    """A server of the test alone. Clients are killed when their tier is closed: Mooncake takes its
+    time."""
     monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 0.1)
     with MooncakeMaster(tmp_path / "log") as master:
         yield master
@@ -57,7 +58,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeMas
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> str:
-    """Of the test's own."""
+    """A namespace of the test's own."""
     return str(tmp_path)
 
 

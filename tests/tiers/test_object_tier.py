@@ -107,7 +107,7 @@ class TestTiersOnObjectStores(TiersOnServers):
 
 
 def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b"") -> str:
-    """Of an object with these blocks, as a tier would have made it."""
+    """Returns the name of an object with these blocks, as a tier would have made it."""
     space = Namespace(namespace)
     digests = [digest[:12] for digest in space.digests([key(number) for number in numbers])]
     now = time.time_ns() // 1_000_000 if milliseconds is None else milliseconds
@@ -219,7 +219,7 @@ def test_changed_objects_are_misses(
 
 
 def test_rows_of_another_size(place: BucketPlace) -> None:
-    """Of the same keys are misses, and both can be stored."""
+    """Rows of another size under the same keys are misses, and both can be stored."""
     small, large = rows_of(2), rows_of(2, 2 * ROW)
     with place.tier(small) as one, place.tier(large) as two:
         assert store(one, 0, 1).ok.all()
@@ -299,7 +299,7 @@ def test_forgetting_what_others_store(place: BucketPlace) -> None:
 
 
 def test_a_block_in_two_objects(place: BucketPlace) -> None:
-    """When one of them is removed the other is read."""
+    """If one of them is removed the other is read."""
     rows = rows_of(2)
     with place.tier(rows) as one, place.tier(rows_of(2)) as two:
         assert store(one, 0, 1).ok.all()
@@ -333,7 +333,7 @@ def test_what_a_lifecycle_rule_removes(place: BucketPlace, monkeypatch: pytest.M
 
 
 def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the constructor has no time for is listed as it is asked for."""
+    """Pages for which the constructor has no time are listed when they are asked for."""
     url = folder(tmp_path)
     bucket = Bucket(url)
     for number in range(0, 6000, 2):

@@ -79,7 +79,7 @@ def test_it_is_forbidden_later(error: int) -> None:
 
 
 def test_the_file_has_become_shorter(tmp_path: Path) -> None:
-    """What is not there any more is a miss; the others are loaded."""
+    """Blocks beyond the file's new end are misses; the others are loaded."""
     with tier_on(str(tmp_path)) as (tier, rows):
         check_blocks(tier, rows)
         os.truncate(tmp_path / "0.data", 50 * 8192 + 4096)

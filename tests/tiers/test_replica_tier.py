@@ -1,4 +1,4 @@
-"""What replicas of one host have stored is found by each of them, right or not at all."""
+"""Each replica of one host finds the blocks of all, right or not at all."""
 
 import os
 import resource
@@ -152,7 +152,8 @@ def test_changed_files(tmp_path: Path, soon: None, change: str) -> None:
 
 
 def test_files_that_are_others(tmp_path: Path, soon: None) -> None:
-    """Of another row size or namespace, of nobody, of a link: nothing is found, nothing raises."""
+    """In files of another row size or namespace, without an owner, or behind a link nothing is
+    found, nothing raises."""
     rows = np.zeros((4, ROW), np.uint8)
     wide = np.zeros((4, 2 * ROW), np.uint8)
     with (
@@ -334,7 +335,7 @@ def _stores(link: Link, folder: str) -> None:
 
 
 def test_an_owner_that_replaces_blocks_and_is_killed(tmp_path: Path, soon: None) -> None:
-    """What is found is right, whatever the owner does meanwhile."""
+    """Every block that is found is right, whatever the owner does meanwhile."""
     rows = np.zeros((8, ROW), np.uint8)
     peer = start(_stores, str(tmp_path))
     peer.hear()

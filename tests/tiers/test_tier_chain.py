@@ -64,7 +64,7 @@ class Engine:
             return [int.from_bytes(each, "big") for each, _ in new]
 
     def find(self, *numbers: int, timeout: float | None = PATIENCE) -> int:
-        """How many of them there are, the first ones first."""
+        """Returns how many of them are found, from the first on."""
         with self.chain.fetch([key(number) for number in numbers], timeout) as pin:
             for number, row in zip(numbers, pin.ids, strict=False):
                 np.testing.assert_array_equal(self.rows[row], content(number, ROW))
@@ -137,7 +137,8 @@ def test_behind_a_pool_there_is_a_disk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
-    """What the disk has no room for comes from the server; without the server, from the disk."""
+    """Blocks for which the disk has no room come from the server; without the server, from the
+    disk."""
     package("redis")
     from memlane.tiers import RedisTier
 
@@ -277,7 +278,7 @@ def test_a_prefetch_takes_half_of_the_pool() -> None:
 
 
 def test_only_the_leading_run_is_loaded() -> None:
-    """Of what no tier has, and of what comes after it, nothing."""
+    """Nothing is loaded from the first block on that no tier has."""
     with in_memory(tiers=2) as (one, first, second):
         first.blocks = {key(number): content(number, ROW).tobytes() for number in (0, 2, 5)}
         second.blocks = {key(number): content(number, ROW).tobytes() for number in (1, 2, 6)}
@@ -305,7 +306,7 @@ def test_a_tier_that_does_not_know() -> None:
 
 
 def test_admission() -> None:
-    """What is evicted for the second time is stored."""
+    """A block that is evicted for the second time is stored."""
     with in_memory(blocks=8, spare=2, admission="second") as (one, tier):
         for number in range(10):
             one.compute(number)
@@ -682,7 +683,7 @@ def test_a_forked_child_has_no_chain() -> None:
 
 
 def test_a_child_that_was_forked_beside_a_call() -> None:
-    """Whose thread does not exist in the child, where it would hold the lock for ever."""
+    """The calling thread does not exist in the child, where it would hold the lock for ever."""
     with in_memory() as (one, tier):
         is_within, may_end = threading.Event(), threading.Event()
 
@@ -891,7 +892,7 @@ def test_a_handler_that_calls_the_chain() -> None:
 
 
 def test_a_close_in_the_middle_of_a_call_is_not_the_end() -> None:
-    """What it interrupts may be about to begin a store: the rows are not the caller's yet."""
+    """The interrupted call may be about to begin a store: the rows are not the caller's yet."""
     with in_memory(blocks=8, spare=2) as (one, tier):
         one.compute(*range(6))
         ends: list[str] = []
@@ -1224,7 +1225,7 @@ def test_a_chain_whose_tier_has_no_epochs_changes_nothing() -> None:
 
 
 def test_a_clean_end_keeps_the_pool(tmp_path: Path) -> None:
-    """What was in the pool when a chain was closed is found after a restart."""
+    """Blocks in the pool when a chain was closed are found after a restart."""
     for found in (0, 12):
         rows = np.zeros((16, ROW), np.uint8)
         pool = BlockPool(16, "lru")

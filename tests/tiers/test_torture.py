@@ -228,7 +228,7 @@ def living(link: Link, folder: Path, seed: int, turns: int) -> Counter[str]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether nobody has the files: io_uring of a killed process ends in its own time."""
+    """Returns whether nobody has the files: io_uring of a killed process ends in its own time."""
     try:
         for place in folder.iterdir():
             DiskTier(place, np.zeros((2, ROW), np.uint8), capacity_of(SLOTS, ROW)).close()

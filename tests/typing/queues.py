@@ -1,4 +1,5 @@
-"""What checkers know of a queue's messages. mypy and pyright read this file; nobody runs it."""
+"""Type checkers' knowledge of a queue's messages. mypy and pyright read this file; nobody runs
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkers know of a group's calls. mypy and pyright read this file; nobody runs it."""
+"""Type checkers' knowledge of a group's calls. mypy and pyright read this file; nobody runs it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Model:
         return self.child.pid
 
     def interrupt(self) -> str:
-        """What SIGINT does to a child of the worker."""
+        """Returns what SIGINT does to a child of the worker."""
         code = "import signal; print(signal.getsignal(signal.SIGINT))"
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
 

@@ -25,7 +25,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def turns_until(awaited: Awaitable[object]) -> int:
-    """How often another task had its turn until that was done."""
+    """Returns how often another task had its turn until that was done."""
     task, turns = asyncio.ensure_future(awaited), 0
     while not task.done():
         turns += 1

@@ -415,7 +415,7 @@ def test_close_in_another_thread() -> None:
 
 
 def test_nobody_asks(caplog: pytest.LogCaptureFixture) -> None:
-    """What a worker raises is logged if the call is dropped without a result."""
+    """A worker's error is logged if the call is dropped without a result."""
     with group_of(1) as group:
         call = group.submit(Model.raises)
         assert group.call(Model.step, 1)

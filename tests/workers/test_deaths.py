@@ -319,7 +319,7 @@ def test_threads_start_workers(start_method: str, monkeypatch: pytest.MonkeyPatc
 
 
 class Interrupted(Exception):
-    """What a signal handler raises."""
+    """An error that a signal handler raises."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
@@ -389,7 +389,7 @@ def test_a_handler_raises_while_a_worker_is_replaced() -> None:
 
 
 def test_a_handler_raises_while_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came meanwhile is handled all the same, then and later."""
+    """Messages that came meanwhile are handled all the same, then and later."""
     handled: list[int] = []
     put_back = signal.signal
 

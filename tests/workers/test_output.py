@@ -1,4 +1,4 @@
-"""What workers print, with a prefix for each line."""
+"""Workers' output, with a prefix for each line."""
 
 import os
 import signal

@@ -65,7 +65,7 @@ def test_recovering() -> None:
 
 
 def test_replacing_on_demand() -> None:
-    """Of one that lives: it is killed, and what it has not answered raises."""
+    """A living worker is killed, and its unanswered calls raise."""
     with gate() as (descriptor, _), group_of(2) as group:
         first = group.pids
         call = group[0].submit(Model.waits, descriptor)

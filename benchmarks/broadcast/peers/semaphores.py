@@ -10,7 +10,8 @@ from memlane.cli.bench.processes import FORK
 
 
 class SemaphoreRing(Channel):
-    """What a careful user writes in an afternoon: out-of-band buffers, one copy on each side."""
+    """A ring as a careful user writes it in an afternoon: out-of-band buffers, one copy on each
+    side."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -42,7 +42,7 @@ def seconds_of(timeout: float | None) -> float:
 
 
 class Deadline:
-    """When a call has to end.
+    """The moment at which a call has to end.
 
     Attributes:
         timeout: from which it was made, for the call's error.
@@ -69,7 +69,7 @@ class Deadline:
         return None if left > _LONGEST else left
 
     def has_passed(self) -> bool:
-        """Whether the call has to end now."""
+        """Returns whether the call has to end now."""
         return self.end != inf and time.monotonic() >= self.end
 
 

@@ -50,8 +50,8 @@ def closing(opened: list[int]) -> Callable[[], None]:
 
 
 def is_readable_within(descriptor: int, seconds: float | None) -> bool:
-    """Whether it is within so many seconds (None: for ever). select.select() takes numbers below
-    1024 only."""
+    """Waits until it is, at most so many seconds (None: for ever); returns whether it is.
+    select.select() takes numbers below 1024 only."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     end = None if seconds is None else time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Whether a signal handler raised an error. Called only once something has failed."""
+"""Recognises errors that a signal handler raised. Called only once something has failed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def raised_by_handler(trace: TracebackType | None) -> bool:
 
 
 def _is_handler(frame: FrameType) -> bool:
-    """Whether it got what Python gives to handlers: a number, and the interrupted frame, which is
-    its caller. Which handlers are installed says less: many restore the former one and raise.
-    """
+    """Returns whether the function got what Python gives to handlers: a number, and the interrupted
+    frame, which is its caller. The installed handlers prove less: many restore the former one and
+    raise."""
     code = frame.f_code
     count = code.co_argcount
     given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]

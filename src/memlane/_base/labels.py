@@ -1,4 +1,4 @@
-"""What people call a segment: which names it may have, and how they lie in its header.
+"""Names that users give to segments: which are valid, and their bytes in the header.
 
 It is shown wherever the segment is, so it is kept to what needs no escaping in a terminal, in
 Prometheus and in a file's name.

@@ -1,5 +1,5 @@
-"""How things end: steps undone when a later one fails, and what an object owns given back, however
-it ends. And how threads begin, with an error that says what is lacking.
+"""Orderly ends: steps undone when a later one fails, and what an object owns given back, however it
+ends. And how threads begin, with an error that says what is lacking.
 
 `weakref.finalize` alone may run too late at exit: multiprocessing registers the function that joins
 its children when it first starts one, and `atexit` runs functions last in, first out. The join
@@ -114,8 +114,8 @@ def note_exit() -> None:
 
 
 def is_left_behind() -> bool:
-    """Whether the interpreter exits, and this is a daemon thread of the application. Its queues are
-    closed under it, which is no error to report: SystemExit ends it silently."""
+    """Returns whether the interpreter exits, and this is a daemon thread of the application. Its
+    queues are closed under it, which is no error to report: SystemExit ends it silently."""
     if not _is_exiting:
         return False
     thread = threading.current_thread()

@@ -1,4 +1,4 @@
-"""How texts list processes and name files. Pure: protocols and whatever reports share it."""
+"""Lists processes and names files in texts. Pure: protocols and reports share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc shows of a process: whether it lives, how it is called, which files it holds.
+"""Reads what /proc shows of a process: whether it lives, how it is called, which files it holds.
 
 Everything here is about one moment: a process may end while it is looked at, which is no error.
 """
@@ -57,7 +57,7 @@ def pids() -> list[int]:
 
 
 def is_readable(pid: int) -> bool:
-    """Whether this user may see which files the process holds."""
+    """Returns whether this user may see which files the process holds."""
     return os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK) and os.access(
         f"/proc/{pid}/maps", os.R_OK
     )
@@ -82,7 +82,7 @@ def state(pid: int) -> State:
 
 @dataclass(frozen=True)
 class Condition:
-    """What a living process does, as far as /proc shows it.
+    """The state of a living process, as far as /proc shows it.
 
     Attributes:
         state: `traced` and `frozen` are ways of being stopped that SIGCONT does not end.
@@ -99,7 +99,8 @@ class Condition:
 
 
 def condition(pid: int, started: int) -> Condition | None:
-    """What the process that was started at that tick does; None if /proc does not show it."""
+    """Returns the state of the process that was started at that tick; None if /proc does not show
+    it."""
     try:
         stat = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
         if int(stat[19]) != started:
@@ -140,7 +141,7 @@ def _sleeps_in(pid: int) -> str:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Whether the process's cgroup, or one above it, is frozen; needs no right to see
+    """Returns whether the process's cgroup, or one above it, is frozen; needs no right to see
     wchan."""
     with suppress(OSError):
         for line in _read(f"/proc/{pid}/cgroup").decode(errors="surrogateescape").splitlines():
@@ -158,8 +159,8 @@ def _tracer(pid: int) -> int:
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
-    """Whether the process is `ancestor`, or a child of it, or a child's child, and so on, as long
-    as those between them live."""
+    """Returns whether the process is `ancestor`, or a child of it, or a child's child, and so on,
+    as long as those between them live."""
     while pid not in (0, ancestor):
         try:
             pid = _parent_of(pid)
@@ -193,14 +194,15 @@ def program_of(pid: int) -> str | None:
 
 
 def sleeps_until_a_time(pid: int, thread: int) -> bool:
-    """Whether that thread is in a sleep of so many seconds, as far as this user may know."""
+    """Returns whether that thread is in a sleep of so many seconds, as far as this user may
+    know."""
     with suppress(OSError):
         return b"nanosleep" in _read(f"/proc/{pid}/task/{thread}/wchan")
     return False
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether all of the process's threads have stopped."""
+    """Returns whether all of the process's threads have stopped."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -209,7 +211,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process was started, in clock ticks since boot; None if it has ended."""
+    """Returns when the process was started, in clock ticks since boot; None if it has ended."""
     return status(pid)[1]
 
 
@@ -222,7 +224,7 @@ def _read(path: str) -> bytes:
 
 @cache
 def boot_time() -> float:
-    """When this machine was started, in seconds since 1970."""
+    """Returns when this machine was started, in seconds since 1970."""
     with suppress(OSError, ValueError), open("/proc/stat") as lines:
         for line in lines:
             if line.startswith("btime "):
@@ -359,8 +361,8 @@ _EXITING = 0x4  # PF_EXITING of a task's flags
 
 
 def is_ending(pid: int) -> bool:
-    """Whether the process has begun to end and can execute nothing any more; it may still hold
-    files and locks. False also for one that is gone."""
+    """Returns whether the process has begun to end and can execute nothing any more; it may still
+    hold files and locks. False also for one that is gone."""
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     except OSError:

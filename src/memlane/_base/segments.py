@@ -1,4 +1,4 @@
-"""What all segments have in common: names, views of their memory, and whether one fits.
+"""The parts that all segments have in common: names, views of their memory, and whether one fits.
 
 A full tmpfs refuses to reserve more space. A cgroup at its limit or a machine without memory does
 not: the kernel kills a process instead. So both are checked before space is reserved.

@@ -15,7 +15,7 @@ from memlane._base.blame import Activity, Facts
 
 State = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
 Presence = Literal["absent", "attached", "dead", "closed", "unknown"]
-"""What slot and lock say together: `dead` is attached without its lock."""
+"""The state that slot and lock show together: `dead` is attached without its lock."""
 
 SLOT = struct.Struct("<IIQQQQ4xIQQQqIIQQQqq")
 PEER = struct.Struct("<III4x64s96s80s")
@@ -59,7 +59,8 @@ class Slot(NamedTuple):
 
     @property
     def presence(self) -> Presence:
-        """What the slot says by itself: only the lock tells whether an attached one is dead."""
+        """The state that the slot alone shows: only the lock tells whether an attached one is
+        dead."""
         return _PRESENCES.get(self.state, "unknown")
 
     @property
@@ -69,7 +70,7 @@ class Slot(NamedTuple):
 
     @property
     def activity(self) -> Activity:
-        """What its participant does in memlane."""
+        """Its participant's current call in memlane."""
         return _ACTIVITIES.get(self.activity_code, "unknown")
 
     @property
@@ -88,8 +89,8 @@ NO_SLOT = Slot(*(0,) * 18)
 
 
 class PeerFacts(NamedTuple):
-    """What a slot has no room for, of a participant that an end with a network shows. Texts are
-    UTF-8, and end at the first zero."""
+    """Facts about a remote participant for which a slot has no room. Texts are UTF-8, and end at
+    the first zero."""
 
     is_remote: int
     is_in_the_way: int
@@ -155,7 +156,7 @@ class Seen(NamedTuple):
 
     @property
     def is_of_here(self) -> bool:
-        """Whether its pid is of this pid namespace; in another it is another process."""
+        """True if its pid is of this pid namespace; in another it is another process."""
         return self.slot.pid_namespace in (0, self.namespace)
 
     @property

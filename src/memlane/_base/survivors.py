@@ -82,7 +82,8 @@ def survivor(box: list[Any], lease: ViewLease) -> str | None:
 
 
 def _is_array_alone(part: Any) -> bool:
-    """Whether it is an array on memory without other references, which needs no further search."""
+    """Returns whether it is an array on memory without other references, which needs no further
+    search."""
     if type(part) is not np.ndarray:
         return False
     while type(part) is np.ndarray:

@@ -83,7 +83,7 @@ def _c_order(shape: Strides) -> Strides:
 
 
 def _is_dense(shape: Strides, strides: Strides) -> bool:
-    """Whether the elements are in memory without gaps, in the order of some permutation."""
+    """Returns whether the elements are in memory without gaps, in the order of some permutation."""
     step = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size == 1:
@@ -95,7 +95,7 @@ def _is_dense(shape: Strides, strides: Strides) -> bool:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether it is a strided CPU tensor of a dtype whose tensors are their bytes."""
+    """Returns whether it is a strided CPU tensor of a dtype whose tensors are their bytes."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Who is at a door, which places are handed to them, and what they are told. Pure: packets and the
+"""Decides which callers of a door get which place, and the replies to them. Pure: packets and the
 time in, packets out.
 
 A caller asks for a rank, or any. It gets the handle of a place that nobody has, attaches, and
@@ -84,7 +84,7 @@ class Place(NamedTuple):
 
 
 class Host(Protocol):
-    """What is served."""
+    """The served queue, as a door sees it."""
 
     @property
     def kind(self) -> str: ...
@@ -104,7 +104,7 @@ class Host(Protocol):
 
 
 class Reply(NamedTuple):
-    """What is sent to a caller, and whether its connection then ends; None: it only ends."""
+    """A packet for a caller, and whether its connection then ends; None: it only ends."""
 
     caller: int
     packet: bytes | None
@@ -138,7 +138,8 @@ class Admission:
 
     @property
     def arriving(self) -> int:
-        """How many have not asked yet, or are about to attach; their time is limited."""
+        """The number of callers that have not asked yet, or are about to attach; their time is
+        limited."""
         return sum(not one.is_waiting for one in self._callers.values())
 
     def comes(self, caller: int, now: float) -> None:

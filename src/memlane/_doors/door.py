@@ -166,7 +166,7 @@ class _Server:
         return None
 
     def _receive(self, number: int) -> bool:
-        """Whether the caller is still there."""
+        """Returns whether the caller is still there."""
         try:
             packet = os.read(number, MOST_BYTES + 1)
         except BlockingIOError:
@@ -180,8 +180,8 @@ class _Server:
 
 
 def _send(reply: Reply) -> bool:
-    """Whether the packet has reached the caller's socket, which has room for all that one who
-    behaves is sent."""
+    """Returns whether the packet has reached the caller's socket, which has room for all that one
+    who behaves is sent."""
     if reply.packet is None:
         return False
     with suppress(OSError):

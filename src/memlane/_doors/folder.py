@@ -67,7 +67,7 @@ def served_name(name: object) -> str:
 
 
 def folder_path() -> str:
-    """Where this user's sockets are."""
+    """Returns the folder of this user's sockets."""
     if path := os.environ.get("MEMLANE_RUN"):
         return os.path.abspath(path)
     run = os.environ.get("XDG_RUNTIME_DIR")

@@ -161,7 +161,8 @@ _REFUSALS: dict[str, type[errors.MemlaneError]] = {
 
 
 def _has_ended(line: Line) -> bool:
-    """Whether the server has closed what it serves, or dies: its memory goes before its socket."""
+    """Returns whether the server has closed what it serves, or dies: its memory goes before its
+    socket."""
     poller = select.poll()
     poller.register(line.file.fileno(), select.POLLIN)
     return bool(poller.poll(0)) or _is_over(line.peer.pid)

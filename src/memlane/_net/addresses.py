@@ -1,6 +1,5 @@
-"""What the names of hosts mean, and by which address other hosts reach this one. Connections that
-are opened here only ask the kernel; nothing is sent over them.
-"""
+"""Resolves names of hosts, and finds the address by which other hosts reach this one. Connections
+that are opened here only ask the kernel; nothing is sent over them."""
 
 from __future__ import annotations
 

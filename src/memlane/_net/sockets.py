@@ -196,7 +196,7 @@ class Listening(Transport):
         return None
 
     def has_unidentified(self) -> bool:
-        """Whether a peer is connected that has sent nothing yet."""
+        """Returns whether a peer is connected that has sent nothing yet."""
         return bool(self._unidentified())
 
     def _unidentified(self) -> list[int]:
@@ -248,7 +248,8 @@ WATCHED_BY_DEALER = sum(_EVENTS) & ~zmq.EVENT_ACCEPTED
 
 
 def can_receive(socket: Any) -> bool:
-    """Whether a frame can be received. Asking also resets the signal of the socket's descriptor."""
+    """Returns whether a frame can be received. Asking also resets the signal of the socket's
+    descriptor."""
     return bool(_get(socket, _EVENTS_OPTION) & _POLLIN)
 
 

@@ -1,4 +1,4 @@
-"""What the kernel knows about a TCP connection, and which descriptors belong to it.
+"""Asks the kernel about TCP connections, and which descriptors belong to it.
 
 A connection is alive as long as the kernel of the other host answers, so no process needs to send
 heartbeats. Both ends enable keep-alives (a probe a second while nothing else flows). The peer's
@@ -143,7 +143,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether libzmq has not closed it; if it has, the number may have been reused."""
+        """True if libzmq has not closed it; if it has, the number may have been reused."""
         try:
             return os.fstat(self.descriptor).st_ino == self._inode
         except OSError:
@@ -168,14 +168,14 @@ class Connection:
             it.shutdown(socket.SHUT_RDWR)
 
     def is_drained(self) -> bool:
-        """Whether the other host has received all that libzmq has sent."""
+        """Returns whether the other host has received all that libzmq has sent."""
         info = self._info()
         return info is not None and not (
             _UNACKED.unpack_from(info)[0] or _UNSENT.unpack_from(info)[0]
         )
 
     def is_silent(self, bound: float) -> bool:
-        """Whether the other host owes an answer, and has sent none for `bound` seconds.
+        """Returns whether the other host owes an answer, and has sent none for `bound` seconds.
 
         Makes system calls at most once in `bound` / 8 seconds.
         """
@@ -196,7 +196,7 @@ class Connection:
 
 
 def _is_unanswered(info: bytes, silence: float) -> bool:
-    """Whether something was sent that the other kernel should have answered by now.
+    """Returns whether something was sent that the other kernel should have answered by now.
 
     Probes of a full window are sent at growing intervals, so there only a silence that outlasts
     the current interval counts.
@@ -244,8 +244,8 @@ class Descriptors:
             self.forget(number)
 
     def has_flooded(self, number: int, most: int, *, is_heard: bool) -> bool:
-        """Whether more than `most` bytes have arrived on that connection since a frame of it was
-        last read; `is_heard`: one was, since the last look."""
+        """Returns whether more than `most` bytes have arrived on that connection since a frame of
+        it was last read; `is_heard`: one was, since the last look."""
         with suppress(OSError, KeyError), self._spare.of(number, self._inodes[number]) as it:
             info = it.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             (arrived,) = _ARRIVED.unpack_from(info)

@@ -35,8 +35,8 @@ class _Turn:
         self._cancels = 0 if self._task is None else self._task.cancelling()
 
     def is_over(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it attempts nothing more: its loop is closed, or its task was cancelled, even if
-        that has not run since. Only the task's own `loop` knows of that."""
+        """Returns whether it attempts nothing more: its loop is closed, or its task was cancelled,
+        even if that has not run since. Only the task's own `loop` knows of that."""
         if self._task is None or loop is not self.loop:
             return self.loop.is_closed()
         return self._task.cancelling() > self._cancels

@@ -167,7 +167,7 @@ class LocalEnd(Generic[Native]):
 
     @property
     def label(self) -> str:
-        """What people call the queue, as its ring says."""
+        """The queue's name, from its ring."""
         return self.segment.label
 
     @label.setter

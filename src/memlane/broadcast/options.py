@@ -121,7 +121,7 @@ def bracketed(host: str) -> str:
 
 
 def _is_key(text: object) -> bool:
-    """Whether it is a CURVE key, as text."""
+    """Returns whether it is a CURVE key, as text."""
     if not isinstance(text, str) or len(text) != 40:
         return False
     with fork_waits:

@@ -442,8 +442,8 @@ class MessageQueue(AnyQueue[M]):
 
     @property
     def name(self) -> str:
-        """What people call the queue. Either end may set it; kept in the ring, and in the handles
-        that are exported from then on, which tell readers on other hosts."""
+        """The queue's name. Either end may set it; kept in the ring, and in the handles that are
+        exported from then on, which tell readers on other hosts."""
         return self._end.label
 
     @name.setter

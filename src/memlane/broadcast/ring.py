@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RingHandle = tuple[int, int, int, str]
 Mode = Literal["all", "latest"]
-"""Which messages a reader gets."""
+"""The messages that a reader gets: all of them, or always the latest."""
 MODES = get_args(Mode)
 
 # Far beyond any use. Larger numbers are a mistake, and would allocate memory before any other check
@@ -213,7 +213,7 @@ class ShmRingBuffer(Owned):
 
     @property
     def is_creator(self) -> bool:
-        """Whether this object created the segment."""
+        """True if this object created the segment."""
         return self._segment is not None and self._segment.is_creator
 
     @property

@@ -1,4 +1,4 @@
-"""What a door needs of a queue that is served by its name."""
+"""Connects a queue that is served by its name with its door."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def fail(text: str, code: int = 2) -> typer.Exit:
 
 @contextmanager
 def _in_a_line(trouble: str = "") -> Iterator[None]:
-    """What fails in the block is one line and an exit code: 2 if the caller can correct it, else 4.
-    `trouble` is what an OSError means."""
+    """Turns an error of the block into one line and an exit code: 2 if the caller can correct it,
+    else 4. `trouble` is what an OSError means."""
     try:
         yield
     except InvalidArgument as error:

@@ -124,7 +124,7 @@ class Machine:
 
     @property
     def shm_usable(self) -> bool:
-        """Whether this user may create files in /dev/shm; if not, only that is worth a finding."""
+        """True if this user may create files in /dev/shm; if not, only that is worth a finding."""
         return self.shm_total is not None and not self.shm_read_only and self.shm_writable
 
     @property
@@ -275,7 +275,7 @@ class _Text(string.Formatter):
 
 
 def judge(machine: Machine) -> list[Finding]:
-    """What follows from the facts, in an order that is always the same."""
+    """Returns the findings that follow from the facts, always in the same order."""
     found: dict[str, Finding] = {}
     for level, topic, test, text, cure in _RULES:
         if topic not in found and test(machine):
@@ -394,7 +394,7 @@ def _memory_limit() -> int | None:
 
 
 def _populates() -> bool:
-    """Whether the kernel knows MADV_POPULATE_WRITE."""
+    """Returns whether the kernel knows MADV_POPULATE_WRITE."""
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         try:
             memory.madvise(_MADV_POPULATE_WRITE)
@@ -404,8 +404,8 @@ def _populates() -> bool:
 
 
 def _is_allowed(number: int) -> bool | None:
-    """Whether a system call exists and no filter refuses it: called with arguments that are wrong
-    in any case."""
+    """Returns whether a system call exists and no filter refuses it: called with arguments that are
+    wrong in any case."""
     if platform.machine() not in ("x86_64", "aarch64"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -458,7 +458,7 @@ def _is_proc_hidden() -> bool:
 
 
 def _has_own_pids() -> bool:
-    """Whether this is not the first pid namespace of the machine, whose inode is fixed."""
+    """Returns whether this is not the first pid namespace of the machine, whose inode is fixed."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC
     return False
@@ -489,7 +489,7 @@ def _releases() -> dict[str, tuple[str, bool]]:
 
 @dataclass(frozen=True)
 class Report:
-    """What `memlane doctor` says."""
+    """The report of `memlane doctor`."""
 
     findings: list[Finding]
     versions: dict[str, str]
@@ -508,7 +508,7 @@ def report() -> Report:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """What hurts first, each with its cure."""
+    """Returns the lines of all findings, the worst first, each with its remedy."""
     order = {"hurts": 0, "note": 1, "ok": 2}
     made = []
     for finding in sorted(findings, key=lambda finding: order[finding.level]):

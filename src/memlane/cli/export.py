@@ -94,9 +94,9 @@ class _Ends:
 
 
 class Source:
-    """What is served: one look for all who ask at the same time. A thread finds out who holds what,
-    so that no answer waits for that, and looks when a participant ends: an engine that a death ends
-    is gone long before the next scrape."""
+    """The source of all pages: one look serves all requests that come at the same time. A thread
+    finds out who holds what, so that no answer waits for that, and looks when a participant ends:
+    an engine that a death ends is gone long before the next scrape."""
 
     def __init__(self, pid: int | None) -> None:
         self._looks = Looks(pid, AFTER, search_every=float("inf"))
@@ -227,8 +227,8 @@ class Server(ThreadingHTTPServer):
         self.names.add(socket.getfqdn().lower())
 
     def admits(self, header: str | None) -> bool:
-        """Whether a page of that host may ask: else any page in a browser could, by a name of its
-        own that leads here. Addresses are nobody's names."""
+        """Returns whether a page of that host may ask: else any page in a browser could, by a name
+        of its own that leads here. Addresses are nobody's names."""
         if header is None:
             return False
         host = header.rpartition("]")[0].lstrip("[") or header.partition(":")[0]
@@ -290,7 +290,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Hurried(io.RawIOBase):
-    """What a client sends, within `_PATIENCE` in all."""
+    """Reads a client's request, within `_PATIENCE` in all."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client, self._end = client, time.monotonic() + _PATIENCE

@@ -30,7 +30,7 @@ Stacks = dict[int, Stack | NoStack]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say.
+    """The options of the command line.
 
     Attributes:
         pid: only waits in which this process takes part; None for all.
@@ -56,7 +56,7 @@ class Asked:
 
 
 class Look:
-    """What one look has found: the waits, the stacks of suspects, and engines in which nothing
+    """The findings of one look: the waits, the stacks of suspects, and engines in which nothing
     moves."""
 
     def __init__(self, asked: Asked) -> None:

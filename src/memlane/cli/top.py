@@ -48,7 +48,7 @@ def _lag(segment: Segment) -> int:
 
 
 def _badness(segment: Segment) -> int:
-    """What is wrong comes first, then queues in which somebody waits for readers that lag."""
+    """Sorts problems first, then queues in which somebody waits for readers that lag."""
     if writing.state(segment) not in ("", "latest"):
         return -2
     is_blocked = any(who.activity == "waiting" for who in segment.participants[:1])
@@ -65,7 +65,7 @@ _SORTS: dict[str, Callable[[Segment, float], tuple[float, str]]] = {
 
 
 class View:
-    """What is shown: the order, the filter, and the rates from look to look."""
+    """The view: the order, the filter, and the rates from look to look."""
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
@@ -185,7 +185,7 @@ def _keys() -> Iterator[int]:
 
 
 def _is_plain() -> bool:
-    """Whether there is no terminal, or one that cannot move its cursor."""
+    """Returns whether there is no terminal, or one that cannot move its cursor."""
     is_dumb = os.environ.get("TERM", "") in ("", "dumb", "unknown")
     return is_dumb or not (sys.stdin.isatty() and sys.stdout.isatty())
 

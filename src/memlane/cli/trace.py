@@ -30,7 +30,7 @@ _ACTIVITIES = (
 
 
 def doing(state: int, activity: int, views: int) -> str | None:
-    """What a sample shows; None: nothing of memlane's."""
+    """Returns what a sample shows; None: nothing of memlane's."""
     if state != ATTACHED:
         return None
     what = _ACTIVITIES[activity] if activity < len(_ACTIVITIES) else None

@@ -58,7 +58,7 @@ class User:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has printed, as a user.
+    """The output of a command that ran as a user.
 
     Attributes:
         code: its exit code.
@@ -99,7 +99,8 @@ def user_of(uid: int) -> User:
 def answers_as(
     users: Iterable[User], command: Callable[[], int], seconds: float
 ) -> list[tuple[User, Answer]]:
-    """What the command prints and returns as each of the users, all at once, within that time."""
+    """Returns what the command prints and its exit code as each of the users, all at once, within
+    that time."""
     width = writing.console().width if sys.stdout.isatty() else None
     until = time.monotonic() + seconds
     asked: list[tuple[User, _Aside]] = []
@@ -206,7 +207,7 @@ class _Aside:
         return bool(part) and not self._problem
 
     def answer(self, late: str) -> Answer:
-        """What it has written; `late` is the problem of one that goes on."""
+        """Returns what it has written; `late` is the problem of one that goes on."""
         if self._problem or not self._has_ended:
             return Answer(4, problem=self._problem or late)
         try:

@@ -1,4 +1,4 @@
-"""How the command line writes things: sizes, durations, processes, tables that fit the terminal.
+"""Formats for the command line: sizes, durations, processes, tables that fit the terminal.
 
 What others chose, such as a file's name or a process's title, passes `printable` on its way out.
 """
@@ -150,7 +150,7 @@ def short_name(name: str) -> str:
 
 
 def title(name: str, label: str) -> str:
-    """What people call a segment, or else its name, shortened."""
+    """Returns a segment's name for people, or else its file's name, shortened."""
     return label or short_name(name)
 
 

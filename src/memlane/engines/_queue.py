@@ -210,7 +210,7 @@ class _Wait:
 
 
 def _facts(who: memlane.ReaderStatistics, now: float) -> Facts:
-    """What a worker is blamed by."""
+    """Returns the facts by which a worker is blamed."""
     name, silent_for = role_name("reader", who.rank), now - (who.last_progress or now)
     if who.address is not None or who.pid is None:
         state = "lost" if who.state == "unknown" else who.state

@@ -23,7 +23,7 @@ _declined: set[tuple[str, str]] = set()  # those that this version of the engine
 
 @dataclass(frozen=True)
 class Engine:
-    """What differs between engines.
+    """The differences between engines.
 
     Attributes:
         variable: the environment variable that switches memlane on.

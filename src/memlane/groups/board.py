@@ -109,7 +109,7 @@ class _Members(Listening):
         self._silent += sum(1 for _ in self.accept_authenticated())
 
     def has_silent(self) -> bool:
-        """Whether a member may be connected that has sent nothing yet."""
+        """Returns whether a member may be connected that has sent nothing yet."""
         if self._silent:
             self._silent = min(self._silent, len(self._unidentified()))
         return self._silent > 0
@@ -549,8 +549,8 @@ class BoardStore:
         return None
 
     def _has_news(self, timeout: float) -> bool:
-        """Whether an answer comes in time. Handles connection events at once: a forked child must
-        close the right descriptors."""
+        """Returns whether an answer comes in time. Handles connection events at once: a forked
+        child must close the right descriptors."""
         connection, end = self._connection, time.monotonic() + timeout
         poller = select.poll()
         for descriptor in (*connection.quiet, connection.news):

@@ -1,4 +1,4 @@
-"""How the ranks of a torch.distributed group meet: by the address of a board in the group's store.
+"""Lets the ranks of a torch.distributed group meet: by the address of a board in the group's store.
 
 The first rank to come keeps the board; nothing else goes through the store, which shows no deaths.
 Imported only once the caller has imported torch.
@@ -35,7 +35,7 @@ _THREAD = "memlane-store"
 
 
 class _Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What the rank that keeps the board writes in the group's store."""
+    """The entry that the rank with the board writes into the group's store."""
 
     secret: str
     port: int  # 0: it is withdrawn

@@ -79,14 +79,14 @@ class Wait:
 
 
 class Process(NamedTuple):
-    """What tells a process from a later one with its pid."""
+    """The identity of a process, which a later one with the same pid does not share."""
 
     pid: int
     start_ticks: int
 
 
 class Remote(NamedTuple):
-    """What tells a process on another host from others there, as far as its peers know."""
+    """The identity of a process on another host, as far as its peers know it."""
 
     pid: int
     host: str
@@ -163,7 +163,7 @@ def _waited(who: Participant, now: float) -> float:
 
 
 def _writers(queue: Segment, now: float) -> list[_Found]:
-    """What the writer waits for, and the starts of all."""
+    """Decides what the writer waits for, and returns when all started."""
     writer, *readers = queue.participants
     found = []
     absent = [who for who in queue.participants if who.state == "absent"]
@@ -191,7 +191,7 @@ def _writers(queue: Segment, now: float) -> list[_Found]:
 
 
 def _readers(queue: Segment, crowd: _Crowd, now: float) -> list[_Found]:
-    """What the readers wait for."""
+    """Decides what the readers wait for."""
     writer, *readers = queue.participants
     found = []
     for reader in readers:
@@ -299,14 +299,14 @@ class _Crowd:
 
 
 def _asks_first(work: Segment, asker: Process, writer: Participant, answerer: Process) -> bool:
-    """Whether, of two queues that name no other, this one has the requests: its writer
+    """Returns whether, of two queues that name no other, this one has the requests: its writer
     started the other process, or at least earlier, and it has sent more than it got back."""
     is_older = (asker.start_ticks, asker.pid) < (answerer.start_ticks, answerer.pid)
     return is_older and work.participants[0].position > writer.position
 
 
 def _took_later(taken: Participant, answered: Participant) -> bool:
-    """Whether it has taken a request since it last answered."""
+    """Returns whether it has taken a request since it last answered."""
     if taken.last_progress is None or not taken.position:
         return False
     return answered.last_progress is None or taken.last_progress > answered.last_progress
@@ -400,5 +400,5 @@ def judged(wait: Wait, stacks: Mapping[int, Stack | NoStack]) -> Wait:
 
 
 def _is_busy_with_more(stack: Stack) -> bool:
-    """Whether another thread than the main one must be the one that waits in a queue."""
+    """Returns whether another thread than the main one must be the one that waits in a queue."""
     return len(stack.threads) > 1 and not any("memlane/" in frame.file for frame in stack.main)

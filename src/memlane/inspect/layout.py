@@ -55,7 +55,7 @@ LATE_READERS, LATEST_ONLY = 1, 2  # bits of Header.features
 
 
 class Unreadable(Exception):
-    """What a file contains instead of a segment of this version."""
+    """The reason why a file is not a segment of this version."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def header_of(file: int) -> Header | None:
 
 
 def _says_where(data: bytes, at: int, offset: int) -> bool:
-    """Whether it has its own offset in the file: else it is a message that looks like one."""
+    """Returns whether it has its own offset in the file: else it is a message that looks like
+    one."""
     return data.startswith(_OFFSET.pack(offset), at + _OFFSET_AT)
 
 
@@ -191,7 +192,8 @@ def slots_of(file: int, header: Header) -> list[Slot]:
 
 
 def peers_of(file: int, header: Header) -> list[PeerFacts]:
-    """What a table of peers says of each participant beside its slot. Raises as `slots_of`."""
+    """Returns what a table of peers has of each participant beside its slot. Raises as
+    `slots_of`."""
     return [PeerFacts(*row) for row in PEER.iter_unpack(_whole(file, header, PEER_FACTS, PEER))]
 
 

@@ -34,18 +34,18 @@ def _locked(file: int, start: int, length: int) -> tuple[int, int] | None:
 
 
 def is_slot_held(file: int, slot: int) -> bool:
-    """Whether the participant in that slot lives."""
+    """Returns whether the participant in that slot lives."""
     return _locked(file, LOCK_BASE + slot, 1) is not None
 
 
 def is_held(file: int) -> bool:
-    """Whether any process uses the segment, as a participant or otherwise."""
+    """Returns whether any process uses the segment, as a participant or otherwise."""
     return _locked(file, LOCK_BASE, _LOCK_SPAN) is not None
 
 
 @dataclass(frozen=True)
 class RegionLocks:
-    """What the holders of an offload region have agreed on.
+    """The plan that the holders of an offload region have agreed on.
 
     Attributes:
         total_bytes, blocks, row_bytes, cell_bytes: as in `SharedOffloadRegion`.

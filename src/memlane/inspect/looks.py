@@ -15,7 +15,7 @@ _SEARCH_PAUSE = 1.0  # seconds between two searches at least
 
 @dataclass(frozen=True)
 class Look:
-    """What one look has seen.
+    """The result of one look.
 
     Attributes:
         at: when, on the clock of `time.monotonic()`.

@@ -111,7 +111,7 @@ class Participant:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is on another host; its pid is of that one."""
+        """True if it is on another host; its pid is of that one."""
         return self.address is not None
 
 
@@ -184,8 +184,8 @@ class Found:
 
 
 class Known:
-    """What looks need to find out only once: where a file's header is, and, of one look, how its
-    processes fare."""
+    """Facts that looks need to find out only once: where a file's header is, and, of one look, how
+    its processes fare."""
 
     def __init__(self) -> None:
         self.pid_namespace = own_pid_namespace()
@@ -410,7 +410,8 @@ def opened(found: Found) -> Iterator[int | None]:
 
 
 def look(file: int, found: Found, known: Known) -> Segment | None:
-    """What the file is; None if it is no segment. Never raises: what cannot be read says so."""
+    """Reads a file; returns None if it is no segment. Never raises: what cannot be read is reported
+    as such."""
     facts = os.fstat(file)
     if not stat.S_ISDIR(facts.st_mode) and not _is_ours(facts):
         return None
@@ -562,8 +563,8 @@ def joined(seen: list[Segment]) -> list[Segment]:
 
 
 def _is_abandoned(found: Found, facts: os.stat_result) -> bool:
-    """Whether nobody uses a region without locks: an engine's own has none, and who holds it may
-    not have been searched for since it was made."""
+    """Returns whether nobody uses a region without locks: an engine's own has none, and who holds
+    it may not have been searched for since it was made."""
     return not (found.pids or found.keepers) and time.time() - facts.st_mtime > _SEARCHED_SINCE
 
 

@@ -330,7 +330,7 @@ class _Look:
         return bool(family.queues) and any(who.pid in family.members for who in self.restless)
 
     def stands_still(self, pause: float, take: Take) -> bool:
-        """Whether none of them has moved in that time, up to now."""
+        """Returns whether none of them has moved in that time, up to now."""
         for who in self.restless:
             if processes.cpu_seconds(who.pid) - self._used[who.pid] > pause * _BUSY:
                 return False
@@ -352,8 +352,9 @@ class _Look:
 
 
 def _counts(who: Member, family: Family) -> bool:
-    """Whether it may be what hangs. A process around the engine may be a launcher: it does if it is
-    stopped, or its stack says so and the kernel does not say that it waits for something."""
+    """Returns whether it may be what hangs. A process around the engine may be a launcher: it does
+    if it is stopped, or its stack says so and the kernel does not say that it waits for something.
+    """
     if who.pid in family.members:
         return who.is_at_rest is not True
     if not who.active:

@@ -60,7 +60,7 @@ class Thread:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it waits for work: for a queue, an event, a socket, a child."""
+        """True if it waits for work: for a queue, an event, a socket, a child."""
         place = self.resting_in
         if place is None or place.file.startswith("concurrent/futures/_base"):
             return False
@@ -94,7 +94,7 @@ class Stack:
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether the main thread is in a call that returns when its peers do the same."""
+        """True if the main thread is in a call that returns when its peers do the same."""
         return any(
             any(part in frame.file for part in _PEERS)
             or frame.name.rpartition(".")[2] in _PEER_CALLS
@@ -104,7 +104,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class NoStack:
-    """Why there is none, in a few words: the missing right, program, or process."""
+    """The reason why there is none, in a few words: the missing right, program, or process."""
 
     reason: str
 

@@ -51,7 +51,7 @@ def looked(after: float) -> tuple[list[Segment], list[Wait]]:
 
 
 def needs_second_look(segments: Iterable[Segment], after: float, now: float) -> bool:
-    """Whether a reader has waited for long for a message that is being copied in."""
+    """Returns whether a reader has waited for long for a message that is being copied in."""
     return any(
         reader.activity == "waiting" and now - (reader.last_progress or now) >= after
         for segment in segments
@@ -76,7 +76,8 @@ def seen_waits(segments: list[Segment], after: float) -> list[Wait]:
 
 
 def facts_about(who: Participant, now: float) -> Facts:
-    """What blame is decided and worded by, at that moment of `time.monotonic()`."""
+    """Returns the facts by which blame is decided and worded, at that moment of
+    `time.monotonic()`."""
     silent_for = None if who.last_progress is None else max(0.0, now - who.last_progress)
     if who.is_remote:
         doing, *more = who.doing or ("",)

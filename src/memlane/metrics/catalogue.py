@@ -240,7 +240,7 @@ def _titles(segments: Sequence[Segment]) -> dict[str, str]:
 
 
 def _comes_from_afar(segment: Segment) -> bool:
-    """Whether its writer is on another host."""
+    """Returns whether its writer is on another host."""
     return bool(segment.participants) and segment.participants[0].is_remote
 
 

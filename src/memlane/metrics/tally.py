@@ -1,4 +1,4 @@
-"""What an observer counts over all of its looks, because it outlives what it looks at."""
+"""Counts over all looks of an observer, which outlives what it looks at."""
 
 from __future__ import annotations
 

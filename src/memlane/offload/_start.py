@@ -1,4 +1,4 @@
-"""How a holder of a region starts: enter, wait for the space or reserve it, populate.
+"""Starts a holder of a region: enter, wait for the space or reserve it, populate.
 
 A native call takes at most a tenth of a second; in between, Python handles signals, deadlines
 and the caller's `progress`.

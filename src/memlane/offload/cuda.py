@@ -63,7 +63,7 @@ class BlockTransfer:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been copied; if so, drops the arrays."""
+        """True if everything has been copied; if so, drops the arrays."""
         is_done = bool(self.event.query())
         if is_done:
             self._let_go()

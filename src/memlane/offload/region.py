@@ -264,7 +264,7 @@ class SharedOffloadRegion(Owned):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the region is page-locked. Set it if you register `_base.data_ptr()` yourself."""
+        """True if the region is page-locked. Set it if you register `_base.data_ptr()` yourself."""
         return self._locks.is_locked
 
     @is_pinned.setter

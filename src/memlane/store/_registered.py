@@ -66,7 +66,7 @@ def of_name(name: Any) -> Registered:
 
 
 def _is_same(one: type, other: type) -> bool:
-    """Whether both are the same class, even if its module was executed again in between."""
+    """Returns whether both are the same class, even if its module was executed again in between."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 

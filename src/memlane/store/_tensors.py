@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Pieces(Protocol):
-    """What a tensor needs of the encoding that it is part of."""
+    """The encoding's methods that a tensor in it uses."""
 
     def add(self, piece: memoryview, nbytes: int) -> None: ...
     def unsupported(self, value: object, why: str) -> list[Any]: ...

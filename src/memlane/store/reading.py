@@ -26,7 +26,7 @@ class ObjectReads:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this storage was closed."""
+        """True if this storage was closed."""
         return self._end.is_closed
 
     def get(self, address: int, monotonic_id: int) -> Any:

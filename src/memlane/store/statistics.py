@@ -74,7 +74,8 @@ class StoreStatistics:
 
 
 def store_statistics(end: StoreWriter | StoreReader) -> StoreStatistics:
-    """What one end sees now; makes a few system calls per reader, and reads the whole table."""
+    """Returns what one end sees now; makes a few system calls per reader, and reads the whole
+    table."""
     max_objects, puts, hits, evictions, objects, size = end.counters()
     writer = participant(end, 0)
     return StoreStatistics(

@@ -175,7 +175,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
 
     @property
     def name(self) -> str:
-        """What people call the storage. Raises `Closed`."""
+        """The storage's name. Raises `Closed`."""
         return self.ring_buffer._segment.label
 
     # The writer -----------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         self._index.refer(id, references)
 
     def is_cached(self, key: Hashable) -> bool:
-        """Whether an object is stored under `key`.
+        """Returns whether an object is stored under `key`.
 
         Raises:
             WrongRole: this is a reader.
@@ -407,7 +407,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         self.ring_buffer.clear()
 
     def default_is_free_check(self, id: int, buf: memoryview) -> bool:
-        """Whether the object's reads have reached `writer_flag[id]` x `n_readers`.
+        """Returns whether the object's reads have reached `writer_flag[id]` x `n_readers`.
 
         Readers that closed or died count as done. The table decides; the count in the first 4
         bytes of `buf` is used for bytes that are not an object in the table. Raises

@@ -411,7 +411,7 @@ class TierChain:
 
     @property
     def _is_interrupted(self) -> bool:
-        """Whether this is called by a signal's handler, or by a tier, in the middle of a change:
+        """True if this is called by a signal's handler, or by a tier, in the middle of a change:
         this thread has the lock already."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
@@ -519,7 +519,7 @@ class TierChain:
         of_pool: Callable[[list[bytes]], None],
         of_tier: Callable[[Tier], None],
     ) -> None:
-        """None: all keys. Until it is over they are neither stored nor loaded."""
+        """Drops `keys` (None: all); nothing is stored or loaded under them meanwhile."""
         if self._is_interrupted:
             raise ConcurrentUse("this chain is in the middle of another call of this thread")
         failed: Exception | None = None

@@ -1,4 +1,4 @@
-"""What every tier promises, as tests: for `memlane`'s own tiers, and for yours::
+"""The promises of every tier, as tests: for `memlane`'s own tiers, and for yours::
 
     from memlane.tiers.conformance import TierConformance
 
@@ -41,7 +41,7 @@ def key(number: int) -> bytes:
 
 
 def content(number: int, row_bytes: int) -> Blocks:
-    """What the tests store under that key."""
+    """Returns the bytes that the tests store under that key."""
     return np.random.default_rng(number).integers(0, 256, row_bytes, np.uint8)
 
 
@@ -76,7 +76,7 @@ def drain(tier: Tier) -> None:
 
 
 def is_readable(tier: Tier, seconds: float) -> bool:
-    """Whether its descriptor is, by then."""
+    """Returns whether its descriptor is, by then."""
     return descriptors.is_readable_within(tier.fileno(), seconds)
 
 

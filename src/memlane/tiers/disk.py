@@ -435,7 +435,7 @@ class DiskTier(Tier):
 
     @property
     def is_direct(self) -> bool:
-        """Whether reads and writes go past the page cache."""
+        """True if reads and writes go past the page cache."""
         return bool(self._facts["is_direct"])
 
     @property

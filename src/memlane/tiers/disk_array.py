@@ -280,7 +280,7 @@ class DiskArray(Tier):
 
     @property
     def is_direct(self) -> bool:
-        """Whether all disks are read and written past the page cache."""
+        """True if all disks are read and written past the page cache."""
         return all(disk.is_direct for disk in self._each)
 
     def statistics(self) -> DiskStatistics:

@@ -1,5 +1,5 @@
-"""What a router has been told of a tier's keys, and what it is told next: for engines that publish
-it. Its only I/O is a disk tier's `KeyLog`."""
+"""Tracks which of a tier's keys a router knows, and which events come next: for engines that
+publish it. Its only I/O is a disk tier's `KeyLog`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _GRACE = 1.0  # seconds after its deadline that a tier has for its report
 
 @dataclass(frozen=True)
 class TierUse:
-    """What a chain has done with one of its tiers since it was made.
+    """A chain's use of one of its tiers since the chain was created.
 
     Attributes:
         name: of its class.
@@ -72,8 +72,8 @@ class Flush:
 
 @dataclass(eq=False)
 class Job:
-    """What a tier was asked for. Its rows are its own until it ends: those of a store are aside in
-    the pool, or pinned by a flush, those of a load reserved."""
+    """One request to a tier. Its rows are its own until it ends: those of a store are aside in the
+    pool, or pinned by a flush, those of a load reserved."""
 
     kind: Kind
     keys: list[bytes]

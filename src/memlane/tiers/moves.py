@@ -1,4 +1,4 @@
-"""What a chain moves between its pool and its tiers: evicted blocks that are stored, missing ones
+"""Moves blocks between a chain's pool and its tiers: evicted blocks that are stored, missing ones
 that are looked for and loaded, and whose rows are whose meanwhile.
 
 All of it is called with the chain's lock held, and waits for nothing. An evicted block is not
@@ -66,7 +66,7 @@ class SecondTime:
 
 
 class Moves:
-    """What is under way between a pool and its tiers.
+    """The transfers under way between a pool and its tiers.
 
     Attributes:
         links: the tiers, the fastest first.
@@ -140,7 +140,8 @@ class Moves:
         }
 
     def is_loaded(self, keys: list[bytes]) -> bool:
-        """Whether no answer about these keys, and no report of a load, is still expected."""
+        """Returns whether no answer about these keys, and no report of a load, is still
+        expected."""
         now = time.monotonic()
         wanted = set(keys)
         if not all(wanted.isdisjoint(search.unknown) for search in self.searches):

@@ -198,7 +198,7 @@ class BlockPool:
         return Reservation(self, asked, held, np.frombuffer(blocks, np.int32), evicted)
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each is stored. No access.
+        """Returns whether each is stored. No access.
 
         Raises:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
@@ -239,8 +239,8 @@ class BlockPool:
         return PoolStatistics(policy=self._policy, **self._own().statistics())
 
     def forecast(self, more_blocks: int) -> Forecast:
-        """What a pool with so many blocks more would have hit since this was first asked for that
-        number: the first answer is zero. It begins empty, and keeps every access from then on,
+        """Returns what a pool with so many more blocks would have hit since the first call with
+        that number: the first answer is zero. It begins empty, and keeps every access from then on,
         which costs up to 0.5 us a key (`tuned`: some 3 us).
 
         Args:
@@ -419,8 +419,8 @@ class Reservation:
 
 
 class Backing:
-    """What a `TierChain` does with its pool beside what every caller may do: some blocks are spare,
-    and one that is evicted stays aside, with its bytes, while a spare one takes its place.
+    """The interface that only a `TierChain` uses of its pool: some blocks are spare, and one that
+    is evicted stays aside, with its bytes, while a spare one takes its place.
 
     A pool has at most one. Every call but `end` raises `WrongProcess` in a forked child.
 

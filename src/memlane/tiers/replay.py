@@ -1,4 +1,5 @@
-"""What each policy would hit on a trace: `python -m memlane.tiers.replay TRACE --blocks N`.
+"""Computes what each policy would hit on a trace: `python -m memlane.tiers.replay TRACE --blocks
+N`.
 
 A trace has a line of JSON for each request, with the ids of the blocks of its prompt in `hash_ids`:
 equal ids have equal content and an equal prefix. Other fields are ignored, and so are times. Each

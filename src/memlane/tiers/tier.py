@@ -1,4 +1,4 @@
-"""What every tier does and promises, and the arguments that all tiers check in the same way."""
+"""The interface of every tier, and the arguments that all tiers check in the same way."""
 
 from __future__ import annotations
 

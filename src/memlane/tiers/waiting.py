@@ -68,9 +68,9 @@ class Outage:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has failed and has not succeeded since."""
+        """True if it has failed and has not succeeded since."""
         return self._pause > 0.0
 
     def lasts(self, now: float) -> bool:
-        """Whether it must not be tried yet."""
+        """Returns whether it must not be tried yet."""
         return self.until > now

@@ -502,7 +502,7 @@ class WorkerGroup(Workers[W], Owned):
 
     @property
     def exitcodes(self) -> list[int | None]:
-        """How the workers have ended, by rank; None while one runs."""
+        """The workers' exit codes by rank; None while one runs."""
         return [self._processes.of(rank).exitcode for rank in self._ranks]
 
     def statistics(self) -> QueueStatistics:

@@ -1,5 +1,5 @@
-"""What workers print, line by line with a prefix: by their descriptors, so that what C prints, and
-what they start, has it as well."""
+"""Prefixes each line that workers print: by their descriptors, so that what C prints, and what they
+start, has it as well."""
 
 from __future__ import annotations
 

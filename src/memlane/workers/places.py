@@ -1,4 +1,4 @@
-"""Where late workers are in their code, by py-spy, for errors."""
+"""Finds where late workers are in their code, by py-spy, for errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the processes of workers start and end. Each leads a process group of its own.
+"""Starts and ends the processes of workers. Each leads a process group of its own.
 
 So Ctrl-C reaches the group's process alone, which ends its workers; and what a worker has started
 ends with it.
@@ -171,7 +171,7 @@ class Process:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs, or if it is unknown."""
+        """The exit code; None while it runs, or if it is unknown."""
         with self._reaps:
             if self.is_over:
                 return self._exitcode
@@ -233,7 +233,8 @@ class Process:
         return False
 
     def _is_unreaped(self) -> bool:
-        """Whether it is a child of this process, running or ended, and its number its own."""
+        """Returns whether it is a child of this process, running or ended, and its number its
+        own."""
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except OSError:

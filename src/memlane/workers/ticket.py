@@ -22,7 +22,7 @@ and no answer."""
 
 @dataclass
 class Ticket:
-    """What a worker starts with. Send it pickled, or as JSON text.
+    """All that a worker needs to start. Send it pickled, or as JSON text.
 
     Attributes:
         rank, world: of the worker, and the number of workers.

@@ -81,7 +81,7 @@ class Ahead:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is decoded; messages may be kept."""
+        """True if nothing is decoded; messages may be kept."""
         return self._at == self._count
 
     @property
@@ -89,8 +89,8 @@ class Ahead:
         return bool(self._kept)
 
     def has_more(self, returns: int) -> bool:
-        """Whether there is a message beside the `returns` that a call is about to return. Within a
-        call, one that is kept is being decoded, unless that was interrupted."""
+        """Returns whether there is a message beside the `returns` that a call is about to return.
+        Within a call, one that is kept is being decoded, unless that was interrupted."""
         is_kept = bool(self._kept) and (returns > 0 or self._end.guard.thread == 0)
         return is_kept or self._count - self._at > max(returns, self._is_shown)
 
@@ -148,8 +148,9 @@ class Ahead:
             raise raised
 
     def _is_broken(self, message: Message, error: Exception) -> bool:
-        """Whether the message is at fault, and not a signal handler that raised while it was
-        decoded. Others than small ones may run the application's code, so they count as broken."""
+        """Returns whether the message is at fault, and not a signal handler that raised while it
+        was decoded. Others than small ones may run the application's code, so they count as broken.
+        """
         if raised_by_handler(error.__traceback__):
             return False
         if message.kind not in SMALL_KINDS:

@@ -209,7 +209,7 @@ class AwaitedRoom:
         return None if is_shown or not self._fits() else self._ring
 
     def _fits(self) -> bool:
-        """Whether every remote window has room for the awaited message."""
+        """Returns whether every remote window has room for the awaited message."""
         return self._session.has_room(self._sending.wanted)
 
     def _is_ready(self) -> bool:

@@ -127,7 +127,7 @@ class NetworkEnd(ABC):
 
     @property
     def label(self) -> str:
-        """What people call the queue."""
+        """The queue's name."""
         return self.table.label
 
     @label.setter
@@ -174,15 +174,15 @@ class NetworkEnd(ABC):
 
     @abstractmethod
     def _is_doubting(self) -> bool:
-        """Whether the clock of a lost peer runs; it is looked at often then."""
+        """Returns whether the clock of a lost peer runs; it is looked at often then."""
 
     @abstractmethod
     def _delay_clocks(self, seconds: float, now: float) -> None:
         """Sets the clocks of lost peers back."""
 
     def _can_open(self) -> bool:
-        """Whether this process can open a descriptor. While it cannot, no lost connection can be
-        restored, and that is no peer's fault."""
+        """Returns whether this process can open a descriptor. While it cannot, no lost connection
+        can be restored, and that is no peer's fault."""
         try:
             os.close(os.dup(self._closing_event))
         except OSError as error:

@@ -44,7 +44,7 @@ class Incoming:
 
     @property
     def is_called(self) -> bool:
-        """Whether a call receives. A signal handler may keep a call from noting its end."""
+        """True if a call receives. A signal handler may keep a call from noting its end."""
         return self._is_called and self._end.guard.thread != 0
 
     def count_wait(self, counts: bool) -> None:

@@ -64,7 +64,7 @@ class PeerTable:
 
     @property
     def label(self) -> str:
-        """What people call the queue."""
+        """The queue's name."""
         return self._label
 
     @label.setter
@@ -88,7 +88,7 @@ class PeerTable:
         return self._shows_wait
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for an update."""
+        """Returns whether it is time for an update."""
         return now >= self._due and not self._has_failed
 
     # Updates ----------------------------------------------------------------------------------
@@ -151,7 +151,8 @@ class PeerTable:
         )
 
     def is_shown(self, row: int, what: object) -> bool:
-        """Whether the row shows that already; it does after this call and the next update of it."""
+        """Returns whether the row shows that already; it does after this call and the next update
+        of it."""
         if self._rows.get(row) == what:
             return True
         self._rows[row] = what

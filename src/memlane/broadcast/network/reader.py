@@ -380,7 +380,8 @@ class NetworkReader(NetworkEnd):
         self._sleep(self._quiet_poller if is_quiet else self._full_poller, pause)
 
     def _must_listen(self, now: float) -> bool:
-        """Whether nobody else receives: no call, and no coroutine whose loop has just done so."""
+        """Returns whether nobody else receives: no call, and no coroutine whose loop has just done
+        so."""
         if self.incoming.is_called:
             return False
         return self.awaited.is_selected or now - self.incoming.served_at >= self._recent

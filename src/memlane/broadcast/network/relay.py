@@ -204,8 +204,9 @@ class Relay:
         )
 
     def _is_window_full(self) -> bool:
-        """Whether the writer has no room for another message, or for one as large as the latest,
-        until a message is read. If so, the relay waits for the ring, not for the network."""
+        """Returns whether the writer has no room for another message, or for one as large as the
+        latest, until a message is read. If so, the relay waits for the ring, not for the network.
+        """
         behind = self._behind + self._unreported
         while len(self._sizes) > behind:
             self._unread_bytes -= self._sizes.popleft()
@@ -216,7 +217,8 @@ class Relay:
         return behind >= session.window or not has_room_for_it
 
     def is_set(self) -> bool:
-        """Whether there is something other than messages; the relay is the `cancel` of `take`."""
+        """Returns whether there is something other than messages; the relay is the `cancel` of
+        `take`."""
         session = self.stream.session
         is_ready = session.is_ready and self._has_name
         return self._must_look or is_ready or session.absent is not self._heard
@@ -313,7 +315,7 @@ class Relay:
             self.stream.report(self._plan.name, self._plan.ring_id, rows)
 
     def _is_awaited(self) -> bool:
-        """Whether any reader is here or may still attach."""
+        """Returns whether any reader is here or may still attach."""
         states = (self._state_of(place) for place in tuple(self._places))
         return any(state not in ("dead", "closed") for state in states)
 

@@ -39,7 +39,7 @@ class SendingEnd(Protocol):
     def check(self) -> None: ...
     def is_set(self) -> bool: ...
     def is_recent(self) -> bool:
-        """Whether readers' frames were read a moment ago."""
+        """Returns whether readers' frames were read a moment ago."""
 
     def look(self, *, is_late: bool) -> None:
         """Reads readers' frames, and looks for connections that flood if that is late."""

@@ -230,7 +230,8 @@ class SharedReader(LocalReader):
         self._alone.wait_until_ready_by(deadline)
 
     def _has_parted(self) -> bool:
-        """Whether the writer has said that the relay is gone, although the ring is not dead."""
+        """Returns whether the writer has said that the relay is gone, although the ring is not
+        dead."""
         return not self._stream.session.is_behind
 
     def _after_ring(self, error: Cancelled | WriterDied) -> NetworkReader:

@@ -323,7 +323,7 @@ def checked_host(connect_ip: str | None) -> str:
 
 
 def is_deserted(endpoint: Endpoint) -> bool:
-    """Whether its host refuses a connection, because nobody listens there any more."""
+    """Returns whether its host refuses a connection, because nobody listens there any more."""
     family = socket.AF_INET6 if endpoint.is_ipv6 else socket.AF_INET
     with suppress(OSError), socket.socket(family) as probe:  # False if out of descriptors
         probe.settimeout(_PROBE_SECONDS)

@@ -146,7 +146,7 @@ class NetworkWriter(NetworkEnd):
 
     @property
     def label(self) -> str:
-        """What people call the queue, here and on other hosts."""
+        """The queue's name, here and on other hosts."""
         return self.table.label if self._local is None else self._local.label
 
     @label.setter

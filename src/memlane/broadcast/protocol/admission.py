@@ -17,7 +17,7 @@ NO_RELAY = Refused("no_relay", "the relay on that host has ended")
 
 
 def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused | None:
-    """Why a reader that has proven the key of `peer` is refused; None if it is not."""
+    """Returns why a reader that has proven the key of `peer` is refused; None if it is not."""
     rank = hello.rank
     if not places.is_remote(rank):
         return Refused("foreign", f"the queue has no remote reader {rank}")
@@ -65,8 +65,8 @@ def declared_dead(peer: Peer) -> Refused:
 
 
 def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
-    """Whether this HELLO may replace `other`. On its host, attaching to the ring tells if that one
-    died."""
+    """Returns whether this HELLO may replace `other`. On its host, attaching to the ring tells if
+    that one died."""
     if other is not peer or not peer.is_absent:
         return False
     return peer.session == hello.session or peer.host == hello.host

@@ -46,12 +46,12 @@ class ConnectionState:
 
     @property
     def was_cut(self) -> bool:
-        """Whether there was a connection, and now is none at all."""
+        """True if there was a connection, and now is none at all."""
         return self.link is WriterLink.CUT
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the clock runs."""
+        """True if the clock runs."""
         return self._doubted_since is not None or self.link is WriterLink.UNTRIED
 
     def _apply(self, event: LinkEvent) -> None:
@@ -135,7 +135,7 @@ class ConnectionState:
             self.fail(failure)
 
     def death(self, now: float) -> str | None:
-        """Why the writer counts as dead; None if it does not."""
+        """Returns why the writer counts as dead; None if it does not."""
         if self.link is WriterLink.UNTRIED:
             is_late = now - self._ended_at >= max(self._bound, FIRST_CONTACT)
             return "no connection was accepted" if is_late else None

@@ -34,7 +34,7 @@ class Ending:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there will be no more messages."""
+        """True if there will be no more messages."""
         return self._since is not None
 
     def begin(self, now: float) -> None:
@@ -65,8 +65,8 @@ class Ending:
         ]
 
     def _is_over(self, peer: Peer) -> bool:
-        """Whether it is a relay that has closed and lost its connection, with no readers left
-        behind it."""
+        """Returns whether it is a relay that has closed and lost its connection, with no readers
+        left behind it."""
         is_lost = peer.life is Life.RELAYING and not peer.is_connected
         return is_lost and not any(
             other.is_here or other.is_absent for other in self._places.behind(peer)
@@ -88,14 +88,14 @@ class Ending:
         ]
 
     def is_stuck(self, now: float) -> bool:
-        """Whether no unfinished reader has made progress for too long. A reader without a
+        """Returns whether no unfinished reader has made progress for too long. A reader without a
         connection has its own bound, after which it counts as dead, and one more if it proves its
         key again."""
         waiting = self.unfinished()
         return now - self._progressed_at(waiting, now) >= self._bounds(waiting) * self._liveness
 
     def _progressed_at(self, waiting: list[Peer], now: float) -> float:
-        """When any of them made progress, or the end began, whichever is later."""
+        """Returns when any of them made progress, or when the end began, whichever is later."""
         since = now if self._since is None else self._since
         return max(since, max((peer.last_progress for peer in waiting), default=now))
 

@@ -210,7 +210,7 @@ class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Why a reader may not attach or reconnect; `code` is the kind of reason."""
+    """The reason why a reader may not attach or reconnect; `code` is the kind of reason."""
 
     code: str
     text: str

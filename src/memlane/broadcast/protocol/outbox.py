@@ -161,7 +161,8 @@ class Outbox:
         return message.pieces[piece], (message.next, 0) if is_last else (sequence, piece + 1)
 
     def can_resume_at(self, sequence: int, piece: int) -> bool:
-        """Whether a stream can begin there: at a frame still here, or with the next message."""
+        """Returns whether a stream can begin there: at a frame still here, or with the next
+        message."""
         if sequence == self.next:
             return piece == 0
         is_here = self.first <= sequence < self.next
@@ -188,7 +189,7 @@ class Outbox:
     # Windows ----------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        """Whether one more message of `size` bytes fits every reader's window."""
+        """Returns whether one more message of `size` bytes fits every reader's window."""
         return not any(self._is_in_the_way(peer, size) for peer in self._peers)
 
     def _is_in_the_way(self, peer: Peer, size: int) -> bool:

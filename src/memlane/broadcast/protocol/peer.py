@@ -93,7 +93,7 @@ class Peer:
 
     @property
     def is_here(self) -> bool:
-        """Whether it has attached, and not ended."""
+        """True if it has attached, and not ended."""
         return self.life in (Life.RUNNING, Life.RELAYING)
 
     @property
@@ -102,27 +102,27 @@ class Peer:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the writer keeps messages for it."""
+        """True if the writer keeps messages for it."""
         return self.life is Life.RUNNING or (self.is_absent and not self.comes_late)
 
     @property
     def is_missing(self) -> bool:
-        """Whether it is expected, and has not attached."""
+        """True if it is expected, and has not attached."""
         return self.is_absent and not self.comes_late
 
     @property
     def was_released(self) -> bool:
-        """Whether it was released before it attached."""
+        """True if it was released before it attached."""
         return self.life is Life.CLOSED and not self.session
 
     @property
     def owes_end(self) -> bool:
-        """Whether it must still confirm END. A relay does so for the readers behind it."""
+        """True if it must still confirm END. A relay does so for the readers behind it."""
         return self.is_here and self.via is None and not self.has_heard_end
 
     @property
     def is_relay(self) -> bool:
-        """Whether it passes messages on to others."""
+        """True if it passes messages on to others."""
         return bool(self.host) and self.via is None and self.is_here and not self.is_late
 
     # Events -----------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ class Peer:
         return hello.taken, (hello.sequence, hello.piece)
 
     def has_heard(self, hello: Hello) -> bool:
-        """Whether it has greeted since, so that this HELLO's connection has ended."""
+        """Returns whether it has greeted since, so that this HELLO's connection has ended."""
         return self.session == hello.session and hello.number <= self.greeting
 
     def is_behind(self, hello: Hello) -> bool:
-        """Whether it reads from a relay's ring, or did when it sent that HELLO."""
+        """Returns whether it reads from a relay's ring, or did when it sent that HELLO."""
         return hello.is_behind or self.via is not None
 
     def ask(self, hello: Hello, host: str, via: Peer | None) -> None:

@@ -60,7 +60,7 @@ class Places:
         return former if former != route else None
 
     def is_remote(self, rank: int) -> bool:
-        """Whether a remote reader may have that rank."""
+        """Returns whether a remote reader may have that rank."""
         return 0 <= rank < 1 << 63 and rank not in self._local_ranks
 
     def absent(self) -> list[Peer]:
@@ -91,7 +91,7 @@ class Places:
         return [peer for peer in has_rank if peer.life is not Life.FREE]
 
     def was_released(self, rank: int) -> bool:
-        """Whether that rank was released before it attached."""
+        """Returns whether that rank was released before it attached."""
         return any(peer.rank == rank and peer.was_released for peer in self.peers)
 
     def owners(self) -> str:
@@ -186,7 +186,7 @@ class Places:
         ]
 
     def has_lost(self) -> bool:
-        """Whether the clock of any reader runs."""
+        """Returns whether the clock of any reader runs."""
         return any(peer.link is Link.LOST for peer in self.peers)
 
     def deserted_since(self) -> float | None:

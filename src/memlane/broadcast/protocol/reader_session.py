@@ -445,12 +445,12 @@ class ReaderSession:
 
     @property
     def is_welcome(self) -> bool:
-        """Whether the latest HELLO was answered."""
+        """True if the latest HELLO was answered."""
         return self.stream in _WELCOME
 
     @property
     def is_behind(self) -> bool:
-        """Whether it reads from a relay's ring, or did until that relay ended."""
+        """True if it reads from a relay's ring, or did until that relay ended."""
         return self.stream in (Stream.BEHIND, Stream.PARTED)
 
     def _turn(self, event: StreamEvent) -> None:
@@ -459,12 +459,12 @@ class ReaderSession:
 
     @property
     def was_welcome(self) -> bool:
-        """Whether the writer has let this reader in, whatever became of the connection since."""
+        """True if the writer has let this reader in, whatever became of the connection since."""
         return self.epoch != 0
 
     @property
     def is_ended(self) -> bool:
-        """Whether everything has arrived that will ever be sent."""
+        """True if everything has arrived that will ever be sent."""
         return self._end is not None
 
     def check_writer(self, now: float) -> None:
@@ -481,7 +481,7 @@ class ReaderSession:
             raise connection.failure
 
     def is_over(self, now: float) -> bool:
-        """Whether no reader can attach any more."""
+        """Returns whether no reader can attach any more."""
         failure = self.connection.failure
         return self.is_ended or failure is not None or self.connection.death(now) is not None
 
@@ -502,5 +502,5 @@ class ReaderSession:
 
     @property
     def count_absent(self) -> int:
-        """How many others had not attached, as of the latest answer."""
+        """The number of others that had not attached, as of the latest answer."""
         return 0 if self.absent is None else self.absent.beside + len(self.absent.places)

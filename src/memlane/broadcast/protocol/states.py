@@ -123,7 +123,7 @@ OVER: dict[Link, Link] = {
     Link.LOST: Link.NONE,
     Link.PARKED: Link.NONE,
 }
-"""What becomes of the link of a peer that is free, dead or closed from now on."""
+"""The next state of the link of a peer that is free, dead or closed from now on."""
 
 NEEDS_NO_LINK = frozenset((Life.FREE, Life.DEAD, Life.CLOSED))
 

@@ -87,7 +87,8 @@ class WriterSession:
     # Sending ----------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        """Whether a message of `size` bytes may be sent; not while a dead reader awaits release."""
+        """Returns whether a message of `size` bytes may be sent; not while a dead reader awaits
+        release."""
         return self.outbox.has_room(size) and not self.has_dead()
 
     def room(self) -> tuple[int, int]:
@@ -185,7 +186,7 @@ class WriterSession:
         return peer.generation * len(self._peers) + peer.place
 
     def is_known(self, route: bytes) -> bool:
-        """Whether that is the connection of a reader that has attached or is attaching."""
+        """Returns whether that is the connection of a reader that has attached or is attaching."""
         peer = self.places.at(route)
         return peer is not None and peer.is_connected
 
@@ -272,9 +273,9 @@ class WriterSession:
         return is_known, None
 
     def _may_resend(self, peer: Peer, route: bytes, begin: Cursor) -> bool:
-        """Whether this connection may carry again what that HELLO asks for, whatever became of its
-        stream. A window at most: what it has not read by then is freed with the connection, and
-        sent on the next one."""
+        """Returns whether this connection may carry again what that HELLO asks for, whatever became
+        of its stream. A window at most: what it has not read by then is freed with the connection,
+        and sent on the next one."""
         if route != peer.route:
             return True
         peer.resend(self.outbox.bytes_between(begin, peer.cursor))

@@ -1,4 +1,4 @@
-"""What is measured: payloads, and the interface of every peer, one writer and some readers.
+"""The payloads that are measured, and the interface of every peer, one writer and some readers.
 
     in the writer's process, before the readers are forked    prepare()
     writer                                                    open_writer() -> token
@@ -63,7 +63,8 @@ ARRAY = array("array-1m", "1 MiB array", MIB)
 
 @dataclass(frozen=True)
 class Setting:
-    """What a channel carries. `name` is unique and begins with `prefix`; files go to `folder`."""
+    """The payload, sizes and place of a channel. `name` is unique and begins with `prefix`; files
+    go to `folder`."""
 
     payload: Payload
     readers: int
@@ -139,7 +140,7 @@ class Peer:
     is_memlane: bool = False
 
     def missing(self, payload: Payload) -> str | None:
-        """Why it cannot carry the payload here, or None."""
+        """Returns why it cannot carry the payload here, or None."""
         if self.package and find_spec(self.package) is None:
             return f"{self.package} is not installed"
         return self.refuses(payload)

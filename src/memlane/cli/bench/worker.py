@@ -1,4 +1,4 @@
-"""What a peer's writer and readers do in a slice: the writer's process forks the readers."""
+"""Runs a peer's writer and readers for a slice: the writer's process forks the readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Whether a message arrived as it was sent."""
+    """Returns whether a message arrived as it was sent."""
     if hasattr(left, "untyped_storage"):  # torch's
         return bool(left.equal(right))
     if isinstance(left, np.ndarray):

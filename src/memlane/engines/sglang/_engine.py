@@ -1,4 +1,4 @@
-"""What the adapter knows of SGLang."""
+"""The adapter's knowledge of SGLang."""
 
 from memlane.engines._switching import Engine
 from memlane.engines.sglang import VARIABLE

@@ -15,6 +15,6 @@ class MessageQueue(EngineQueue):
 
 
 def replacements() -> list[Replacement]:
-    """What is replaced in this process."""
+    """Returns the classes to replace in this process."""
     module = "sglang.srt.distributed.device_communicators.shm_broadcast"
     return [Replacement(module, "MessageQueue", MessageQueue)]

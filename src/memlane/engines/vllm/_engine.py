@@ -1,4 +1,4 @@
-"""What the adapters know of vLLM, and the body of its plugin."""
+"""The adapters' knowledge of vLLM, and the body of its plugin."""
 
 import hashlib
 import os

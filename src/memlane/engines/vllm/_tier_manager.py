@@ -1,5 +1,5 @@
-"""What memlane's tiers share behind vLLM's primary tier: the keys of their configuration, jobs,
-loads that failed, figures; and what all tiers on servers add.
+"""The parts that memlane's tiers share as vLLM's secondary tiers: the keys of their configuration,
+jobs, loads that failed, figures; and what all tiers on servers add.
 
 vLLM's processes in front of the engine import this module for its metrics, so it imports a tier
 itself only when one is made.
@@ -70,7 +70,7 @@ _NOT_OF_RANKS = (
 
 
 def namespace_of(config: Any, own: str) -> bytes:
-    """What decides which bytes a block of that configuration has, and the user's own text.
+    """Returns what determines the bytes of a block of that configuration, and the user's own text.
 
     The release of vLLM is a part of it, because it decides about a layout that has no name."""
     facts = dataclasses.asdict(config)
@@ -152,7 +152,7 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         raise NotImplementedError
 
     def _new_inventory(self) -> Inventory:
-        """What vLLM's events are made of; the tier is open."""
+        """Returns the inventory from which vLLM's events are made; the tier is open."""
         with fork_waits:
             from memlane.tiers.inventory import Inventory
 
@@ -173,7 +173,8 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         raise NotImplementedError
 
     def _has_failed(self, key: bytes) -> bool:
-        """Whether its load has failed just now, so that asking at once would mean another wait."""
+        """Returns whether its load has failed just now, so that asking at once would mean another
+        wait."""
         until = self._failed.get(key)
         if until is None:
             return False
@@ -227,9 +228,9 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         return JobResult(job_id, len(there) == len(keys), there, done.seconds, done.bytes)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """What the tier holds, for routers, if vLLM publishes such events: its `kv_events_config`.
-        A stored block is one that this engine has stored or found; that it is removed is reported
-        once it is known."""
+        """Returns events about the tier's keys for routers, if vLLM publishes them: its
+        `kv_events_config`. A stored block is one that this engine has stored or found; that it is
+        removed is reported once it is known."""
         if self._inventory is None:
             return ()
         return [

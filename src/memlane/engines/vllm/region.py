@@ -103,7 +103,8 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
     def _parts(
         self, shard: tuple[int, int] | None, is_creators: bool
     ) -> tuple[tuple[Part, Part], int]:
-        """What this process populates as creator and as joiner; how many do so at once."""
+        """Returns what this process populates as creator and as joiner, and how many do so at
+        once."""
         whole = Part(0, self.total_size_bytes, 0, 1)
         if self.rank is not None:
             self._worker_offset = self.rank * self.cpu_page_size

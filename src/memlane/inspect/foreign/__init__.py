@@ -1,1 +1,1 @@
-"""What is in /dev/shm that is not memlane's: engines' own rings, and files that they left."""
+"""Files in /dev/shm that are not memlane's: engines' own rings, and what engines left behind."""

@@ -1,4 +1,4 @@
-"""What engines leave in /dev/shm that is not memlane's, and whether a process may still need it.
+"""Files that engines leave in /dev/shm, and whether a process may still need them.
 
 A file is in use if a process has it open or mapped. /proc shows that for the processes that this
 user may see; where there may be others, the kernel is asked for a lease on the file, which it
@@ -118,7 +118,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Sight:
-    """What is known of who uses a file.
+    """Knowledge about who uses a file.
 
     Attributes:
         pids: the processes that have it open or mapped, as far as they can be seen.
@@ -147,7 +147,7 @@ class Sight:
 
 
 def reason_to_keep(sight: Sight, trusts_view: bool = False) -> str | None:
-    """Why a file may be in use; None if it is unused.
+    """Returns why a file may be in use; None if it is unused.
 
     `trusts_view`: the caller knows that no process in another pid namespace uses it.
     """
@@ -169,8 +169,8 @@ def reason_to_keep(sight: Sight, trusts_view: bool = False) -> str | None:
 
 
 def _reason_of_handing_over(sight: Sight, trusts_view: bool) -> str | None:
-    """Why somebody may be about to open a file that nobody has open; a caller who names it knows
-    better."""
+    """Returns why somebody may be about to open a file that nobody has open; a caller who names it
+    knows better."""
     if sight.creator is not None:
         return f"its creator lives (pid {sight.creator}), and may have sent it to another process"
     if sight.engine is not None:
@@ -253,7 +253,7 @@ def remove(
 
 
 def _is_gone(file: Unused) -> bool:
-    """Whether the name has another file by now, or none."""
+    """Returns whether the name has another file by now, or none."""
     with suppress(FileNotFoundError, NotADirectoryError):
         facts = os.lstat(file.path)
         return (facts.st_dev, facts.st_ino) != (file.device, file.inode)
@@ -301,7 +301,7 @@ def _is_own_folder(name: str) -> bool:
 
 
 def _is_file(facts: os.stat_result, path: str, kind: Kind) -> bool:
-    """Whether it is a file, or the empty folder of a region."""
+    """Returns whether it is a file, or the empty folder of a region."""
     if stat.S_ISDIR(facts.st_mode):
         return kind.is_region and not os.listdir(path)
     return stat.S_ISREG(facts.st_mode)
@@ -393,7 +393,8 @@ def _living(pid: int) -> _Living:
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether it can hold a file: neither a thread of the kernel nor a process that has ended."""
+    """Returns whether it can hold a file: neither a thread of the kernel nor a process that has
+    ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
     return fields[0] not in "ZX" and not int(fields[6]) & _KERNEL_THREAD
 
@@ -408,7 +409,7 @@ def _could_open(owner: int, file: Unused) -> bool:
 
 
 def _hides() -> bool:
-    """Whether /proc leaves out the processes of other users, root's among them."""
+    """Returns whether /proc leaves out the processes of other users, root's among them."""
     return not os.path.exists("/proc/1")
 
 
@@ -458,7 +459,7 @@ def _take_lease(opened: int) -> Lease:
 
 
 def _unlink(file: Unused) -> str | None:
-    """Why it could not be removed. While the name goes, nobody else can open the file."""
+    """Removes the file; returns why that failed, or None. Nobody else can open it meanwhile."""
     if os.path.isdir(file.path):
         return _remove_folder(file.path)
     opened = _opened(file)

@@ -58,7 +58,7 @@ class Geometry:
 
 
 def geometry_of(text: str) -> Geometry:
-    """What a user says: `CHUNK_BYTES,READERS,CHUNKS`.
+    """Parses a user's `CHUNK_BYTES,READERS,CHUNKS`.
 
     Raises:
         InvalidArgument: it is none.
@@ -104,7 +104,7 @@ class Flags:
 
 
 def flags_in(data: bytes, geometry: Geometry) -> Flags | None:
-    """None if a byte is neither 0 nor 1: then these are no flags."""
+    """Returns the flags; None if a byte is neither 0 nor 1, so these are no flags."""
     if len(data) != (1 + geometry.n_reader) * geometry.max_chunks or data.strip(b"\0\1"):
         return None
     rows = [
@@ -428,12 +428,12 @@ def _answer(
 
 
 def _is_inside(who: Process) -> bool:
-    """Whether it waits for other workers, in a collective."""
+    """Returns whether it waits for other workers, in a collective."""
     return isinstance(who.stack, Stack) and who.stack.waits_for_peers
 
 
 def _reads(who: Process) -> bool:
-    """Whether it runs, and a thread is in a read of a ring."""
+    """Returns whether it runs, and a thread is in a read of a ring."""
     return who.state != "stopped" and any(_is_read(thread) for thread in _stacks(who))
 
 
@@ -442,7 +442,7 @@ def _is_elsewhere(who: Process) -> bool:
 
 
 def _is_idle_worker(who: Process) -> bool:
-    """Whether its only reads are those that wait for the next step."""
+    """Returns whether its only reads are those that wait for the next step."""
     return all(
         any(frame.name.rpartition(".")[2] == _LOOP for frame in thread)
         for thread in _stacks(who)

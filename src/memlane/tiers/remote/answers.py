@@ -1,5 +1,5 @@
-"""What a remote tier remembers about which keys are there. The dispatcher's thread writes; callers
-read, and say which keys they have read."""
+"""A remote tier's knowledge of which keys are there. The dispatcher's thread writes; callers read,
+and say which keys they have read."""
 
 from __future__ import annotations
 

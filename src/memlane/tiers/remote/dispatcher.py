@@ -54,7 +54,7 @@ class Ending:
 
 @dataclass(eq=False)
 class State:
-    """What callers may read of a dispatcher at any time.
+    """The state of a dispatcher that callers may read at any time.
 
     Attributes:
         counts: blocks by what became of them, since the tier was opened.
@@ -71,7 +71,7 @@ class State:
     is_ended: bool = False
 
     def is_stalled(self) -> bool:
-        """Whether nothing is tried at the moment."""
+        """Returns whether nothing is tried at the moment."""
         return self.failure is not None or self.outage.lasts(time.monotonic())
 
 

@@ -256,7 +256,7 @@ class _Process:
         return own
 
     def has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether the process has ended, after waiting at most `seconds`."""
+        """Returns whether the process has ended, after waiting at most `seconds`."""
         over = select.poll()
         over.register(self._descriptor, select.POLLIN)
         return bool(over.poll(1000 * seconds))

@@ -234,7 +234,7 @@ def _first_list(bucket: _Bucket, timeout: float) -> None:
 
 
 class _Bucket:
-    """What the connections share: the store, the index of what is there, and the lists of it.
+    """State that the connections share: the store, the index of what is there, and the lists of it.
 
     Attributes:
         obstore, store: the module, and its store.
@@ -542,7 +542,7 @@ class _Requests(Transport):
         return size
 
     async def _is_cut(self, pack: Pack, error: BaseException) -> bool:
-        """Whether the error came because the object is shorter than the list showed."""
+        """Returns whether the error came because the object is shorter than the list showed."""
         status = _status(error)
         if status is not None or "HTTP" in str(error):
             return status == 416

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from memlane._locks import Lock
 
 KEY_BYTES = 12
-"""How many of a digest's 24 bytes a pack's name has; a block's CRC covers them all."""
+"""The number of a digest's 24 bytes in a pack's name; a block's CRC covers them all."""
 
 _KEY_TEXT = 16  # the same in base64
 _KEYS_IN_PART = 12  # of a path: 192 characters, as a file's name has at most 255

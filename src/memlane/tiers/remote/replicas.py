@@ -254,7 +254,7 @@ def _refused(path: Path, error: OSError) -> Refused:
 
 
 class _Reader(Transport):
-    """What one thread reads."""
+    """The files that one thread reads."""
 
     def __init__(self, folder: _Folder) -> None:
         self._folder = folder

@@ -1,5 +1,5 @@
-"""What callers ask a remote tier for, and the batches that its workers do. Data only: who may
-change a field is said beside it."""
+"""Requests to a remote tier, and the batches that its workers execute. Data only: who may change a
+field is said beside it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Batch:
         return self.of.digests[self.places.start : self.places.stop]
 
     def is_late(self) -> bool:
-        """Whether its own deadline has kept it from being done."""
+        """Returns whether its own deadline has kept it from being done."""
         return [*self.outcomes] == [LATE] * len(self.places)
 
     def end(self, outcome: str) -> None:

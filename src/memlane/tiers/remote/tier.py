@@ -1,4 +1,4 @@
-"""What callers see of a tier on a server: arguments, reports, and what is known of keys. Requests
+"""The callers' side of a tier on a server: arguments, reports, and what is known of keys. Requests
 under way are the dispatcher's."""
 
 from __future__ import annotations

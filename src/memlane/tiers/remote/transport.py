@@ -1,5 +1,5 @@
-"""What a remote tier needs of a connection: to ask, put, get and remove values by a deadline; and
-how that may fail. No thread, no tier."""
+"""The interface of a remote tier's connections: to ask, put, get and remove values by a deadline;
+and how that may fail. No thread, no tier."""
 
 from __future__ import annotations
 
