@@ -75,7 +75,7 @@ public:
                                            const std::optional<SegmentId>& id, std::optional<std::size_t> slot);
     // The same, of a segment that may have no name any more, through the descriptor of a process that has it open.
     static std::shared_ptr<Segment> attach_through(const OpenFile& holder, const std::string& name, const SegmentPlan& plan,
-                                                   const SegmentId& id, std::size_t slot);
+                                                   const SegmentId& id, std::optional<std::size_t> slot);
 
     // Adds a participant of this process, on the same mapping: race detectors see races through one mapping only.
     std::shared_ptr<Segment> join_same_mapping(std::size_t slot) const {
@@ -328,11 +328,12 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
 }
 
 inline std::shared_ptr<Segment> Segment::attach_through(const OpenFile& holder, const std::string& name,
-                                                        const SegmentPlan& plan, const SegmentId& id, std::size_t slot) {
+                                                        const SegmentPlan& plan, const SegmentId& id,
+                                                        std::optional<std::size_t> slot) {
     std::shared_ptr<Segment> segment(new Segment(name, false));
     Segment& s = *segment;
     const std::string gone = "the writer (pid " + std::to_string(holder.pid) +
-                             ") has closed the queue or ended, or is in another pid namespace";
+                             ") has closed it or ended, or is in another pid namespace";
     try {
         s.file_ = os::open_of_other(holder.pid, holder.descriptor);
         s.enter(plan, id);
@@ -347,6 +348,7 @@ inline std::shared_ptr<Segment> Segment::attach_through(const OpenFile& holder, 
         throw SegmentMissing(name, gone);
     }
     s.hold(slot);
+    if (!slot) return segment;
     // Checked with the lock held: before, whoever left last may have given the file's space back.
     const auto* slots = s.section<ParticipantSlot>(Section::participants);
     SlotState writer{};

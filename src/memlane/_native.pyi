@@ -556,6 +556,16 @@ class ByteRingSegment(HeldSegment):
 
     @staticmethod
     def attach(bytes: int, name: str) -> ByteRingSegment: ...
+    @staticmethod
+    def attach_through(
+        pid: int, descriptor: int, bytes: int, name: str, id: bytes
+    ) -> ByteRingSegment:
+        """The same, of a segment without a name, which that process has open."""
+
+    @property
+    def descriptor(self) -> int:
+        """The number of its descriptor in this process."""
+
     def check(self) -> None:
         """Raises if it is closed or the parent process's."""
 

@@ -185,6 +185,7 @@ STORE = ShmObjectStorageHandle(1000, 1, (8192, "memlane-none"), MsgpackSerde)
             *(STORE, SingleWriterShmObjectStorage.create_from_handle),
             *("ring_buffer_handle", dict.fromkeys(STORE.ring_buffer_handle)),
         ),
+        (STORE, SingleWriterShmObjectStorage.create_from_handle, "writer_file", (1, 2, "")),
     ],
 )
 def test_an_impossible_field_of_a_handle_is_refused(

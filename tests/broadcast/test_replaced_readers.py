@@ -276,7 +276,7 @@ def test_a_writer_that_is_gone() -> None:
             if taken != number:
                 os.dup2(taken, number)
                 stack.callback(os.close, number)
-            with refuses(SegmentMissing, match="has closed the queue or ended"):
+            with refuses(SegmentMissing, match="has closed it or ended"):
                 MessageQueue.create_from_handle(handle, 0)
     with queue_of() as (other, _), refuses(SegmentMissing):
         file = os.dup(other._end.segment.descriptor)  # type: ignore[union-attr]

@@ -2,9 +2,12 @@
 
 import copy
 import json
+import os
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,7 +250,7 @@ def test_text_that_is_nothing(text: str) -> None:
 
 
 def test_name_that_goes_with_the_last_reader() -> None:
-    """No reader can attach then, not even in a free place; attached ones continue."""
+    """A reader in the place of one that has left attaches through the writer's process."""
     with store_of(2, attached=0, unlink_when_complete=True) as (writer, _):
         name = writer.ring_buffer.handle()[1]
         one = Storage.create_from_handle(writer.handle())
@@ -257,9 +260,50 @@ def test_name_that_goes_with_the_last_reader() -> None:
         place = writer.put("k", ONE)
         assert [reader.get(*place) for reader in (one, two)] == [ONE, ONE]
         one.close()
+        handle = writer.handle()
+        with Storage.create_from_handle(handle) as three:
+            assert three.get(*writer.put("l", ONE)) == ONE
+        assert name not in segments()
+        assert handle.writer_file is not None
+        handle.writer_file = None
         with refuses(SegmentMissing, match="all its readers have attached"):
-            Storage.create_from_handle(writer.handle())
+            Storage.create_from_handle(handle)
         two.close()
+
+
+@pytest.mark.parametrize("where", ["another file", "another storage", "nothing", "nobody"])
+def test_a_writers_descriptor_that_is_another_files_is_refused(where: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        writer, other = (
+            stack.enter_context(store_of(1, attached=0, unlink_when_complete=True))[0]
+            for _ in range(2)
+        )
+        for storage in (writer, other):
+            Storage.create_from_handle(storage.handle()).close()
+        handle = writer.handle()
+        assert handle.writer_file is not None
+        pid, file, number = handle.writer_file
+        if where == "another file":
+            file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, file)
+        elif where == "another storage":
+            theirs = other.handle().writer_file
+            assert theirs is not None
+            file = theirs[1]
+        elif where == "nothing":
+            file = 2**31 - 1
+        else:
+            pid = 2**31 - 1
+        handle.writer_file = pid, file, number
+        with refuses(SegmentMissing, match="newer segment" if "storage" in where else "closed it"):
+            Storage.create_from_handle(handle)
+
+
+@pytest.mark.parametrize("wrong", [(0, 1, "0" * 32), (1, -1, "0" * 32), (1, 1, "0"), (1, 1), 3])
+def test_a_writer_file_of_another_form_is_refused(wrong: Any) -> None:
+    handle = ShmObjectStorageHandle(100, 1, (4096, "memlane-x"), MsgpackSerde, writer_file=wrong)
+    with refuses(InvalidArgument):
+        handle.validate()
 
 
 def test_name_while_a_reader_is_missing() -> None:

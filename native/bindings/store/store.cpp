@@ -52,6 +52,9 @@ void bind_store(nb::module_& m) {
         .def_static("create", &ByteRingSegment::create, "bytes"_a, "id"_a, "name"_a,
                     "Creates a segment and reserves its first piece; first sweeps dead segments.")
         .def_static("attach", &ByteRingSegment::attach, "bytes"_a, "name"_a)
+        .def_static("attach_through", &ByteRingSegment::attach_through, "pid"_a, "descriptor"_a, "bytes"_a, "name"_a, "id"_a,
+                    "The same, of a segment without a name, which that process has open.")
+        .def_prop_ro("descriptor", &ByteRingSegment::descriptor, "The number of its descriptor in this process.")
         .def("check", &ByteRingSegment::check, "Raises if it is closed or the parent process's.")
         .def("view", &ByteRingSegment::view, "offset"_a, "bytes"_a,
              nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))

@@ -50,6 +50,15 @@ public:
         return {core::Segment::attach(name, store::plan_of(bytes), std::nullopt, std::nullopt), bytes, 0};
     }
 
+    static ByteRingSegment attach_through(std::int64_t pid, int descriptor, std::uint64_t bytes, const std::string& name,
+                                          const nb::bytes& id) {
+        const auto segment_id = to_array<core::SegmentId>(id);
+        const WithoutGil no_gil;
+        const core::OpenFile holder{pid, descriptor};
+        return {core::Segment::attach_through(holder, name, store::plan_of(bytes), segment_id, std::nullopt), bytes, 0};
+    }
+
+    int descriptor() const noexcept { return segment_->file().get(); }
     std::uint64_t ring_bytes() const noexcept { return bytes_; }
 
     // Raises if the ring is closed or a parent process's.

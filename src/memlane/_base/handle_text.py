@@ -8,6 +8,7 @@ from memlane._importing import fork_waits
 from memlane.errors import InvalidArgument, InvalidType
 
 T = TypeVar("T")
+_DIGITS = frozenset("0123456789abcdef")
 
 
 def check_version(version: object, known: int) -> None:
@@ -47,6 +48,13 @@ def handle_in(text: str | bytes, kind: type[T], version: int) -> T:
         raise InvalidArgument(f"this text is not a handle: {error}") from None
     except TypeError as error:
         raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
+
+
+def id_in(field: str, digits: object) -> bytes:
+    """The 16 bytes of an id in a handle; raises InvalidArgument if there are none."""
+    if not isinstance(digits, str) or len(digits) != 32 or not set(digits) <= _DIGITS:
+        raise InvalidArgument(f"the handle's {field} is not 32 hexadecimal digits: {digits!r}")
+    return bytes.fromhex(digits)
 
 
 def check_sequences(handle: object, *fields: str) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
-from memlane._base.handle_text import check_version, handle_in, handle_text
+from memlane._base.handle_text import check_version, handle_in, handle_text, id_in
 from memlane._base.labels import LONGEST, checked_label
 from memlane._base.naming import names_of
 from memlane._base.segments import name_of, new_id
@@ -41,7 +41,6 @@ from memlane.broadcast.handle import (
     RingAddress,
     attaching_rank,
     checked_rank,
-    id_in,
     id_of_requests,
 )
 from memlane.broadcast.local import (
@@ -130,7 +129,7 @@ def _ring_of(handle: GatherHandle) -> RingAddress:
         geometry = ring_geometry(n_reader, max_chunk_bytes, max_chunks)
         codec = codec_of(handle.serializer)
         integer_from("max_extent_bytes", handle.max_extent_bytes, 0)
-        return RingAddress(geometry, name, id_in(handle.queue_id), codec, (0,))
+        return RingAddress(geometry, name, id_in("queue_id", handle.queue_id), codec, (0,))
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(f"this handle was not made by a gather: {error}") from None
 

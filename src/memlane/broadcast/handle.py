@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from memlane._base.arguments import integer_from, segment_name
-from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text
+from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text, id_in
 from memlane._base.labels import checked_label
 from memlane._base.serialization import codec_of
 from memlane.broadcast.options import NetworkAddress, endpoint_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
 # 7 frames of several messages, 8 has local_openings, 9 has name, 10 has rank.
 FORMAT_VERSION = 10
-_DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class RingAddress:
     ) -> Self:
         """The ring of a relay; `sizes` are bytes per chunk, and chunks."""
         geometry = ring_geometry(len(ranks), *sizes)
-        return cls(geometry, name, id_in(ring_id), codec, tuple(ranks), origin=origin)
+        return cls(geometry, name, id_in("queue_id", ring_id), codec, tuple(ranks), origin=origin)
 
     def opening(self, place: int) -> int:
         return self.openings[place] if self.openings else 0
@@ -96,13 +95,6 @@ def address_in(handle: object) -> QueueAddress:
         if isinstance(error, MemlaneError):
             raise
         raise InvalidArgument(f"this handle was not made by a queue: {error}") from None
-
-
-def id_in(digits: object) -> bytes:
-    """The 16 bytes of a queue's id; raises InvalidArgument if there are none."""
-    if not isinstance(digits, str) or len(digits) != 32 or not set(digits) <= _DIGITS:
-        raise InvalidArgument(f"the handle's queue_id is not 32 hexadecimal digits: {digits!r}")
-    return bytes.fromhex(digits)
 
 
 @dataclass
@@ -176,7 +168,11 @@ class Handle:
         )
         if self.rank is not None:
             checked_rank(self.rank)
-        queue_id, codec, ranks = id_in(self.queue_id), codec_of(self.serializer), self._ranks()
+        queue_id, codec, ranks = (
+            id_in("queue_id", self.queue_id),
+            codec_of(self.serializer),
+            self._ranks(),
+        )
         ring = network = None
         origins = self._openings(), self._writer_file(), self._origin()
         if self.buffer_handle is not None:
@@ -269,7 +265,7 @@ def id_of_requests(work: object) -> bytes:
     handle = getattr(work, "handle", None)
     if not isinstance(handle, Handle):
         raise InvalidType(f"answers() needs the MessageQueue of the requests, not {work!r}")
-    return id_in(handle.queue_id)
+    return id_in("queue_id", handle.queue_id)
 
 
 def checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlane._base.arguments import integer_from, segment_name
-from memlane._base.handle_text import check_sequences, handle_in, handle_text
+from memlane._base.handle_text import check_sequences, handle_in, handle_text, id_in
 from memlane.errors import InvalidArgument
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 
-# Of the handle as JSON text.
-FORMAT_VERSION = 1
+# Of the handle as JSON text: 2 has writer_file.
+FORMAT_VERSION = 2
 
 _serdes: dict[str, type[ObjectSerde]] = {
     "MsgpackSerde": MsgpackSerde,
@@ -29,6 +29,8 @@ class ShmObjectStorageHandle:
         ring_buffer_handle: (data_buffer_size, name) of the ring.
         serde_class: the writer's.
         reader_lock: the writer's; a handle with a lock cannot be JSON text.
+        writer_file: (pid, descriptor, id) of the ring in its writer's process, by which a reader
+            may attach once the ring has no name any more; None if it keeps its name.
     """
 
     max_object_size: int
@@ -36,6 +38,7 @@ class ShmObjectStorageHandle:
     ring_buffer_handle: tuple[int, str]
     serde_class: type[ObjectSerde]
     reader_lock: Any = None
+    writer_file: tuple[int, int, str] | None = None
 
     @staticmethod
     def register_serde(serde_class: type[ObjectSerde], name: str | None = None) -> None:
@@ -63,7 +66,8 @@ class ShmObjectStorageHandle:
                 f"ShmObjectStorageHandle.register_serde on both sides"
             )
         sizes = self.max_object_size, self.n_readers
-        return handle_text(_Text(FORMAT_VERSION, *sizes, self.ring_buffer_handle, names[0]))
+        ring, file = self.ring_buffer_handle, self.writer_file
+        return handle_text(_Text(FORMAT_VERSION, *sizes, ring, names[0], file))
 
     @staticmethod
     def from_json(text: str | bytes) -> ShmObjectStorageHandle:
@@ -72,23 +76,35 @@ class ShmObjectStorageHandle:
         if found.serde not in _serdes:
             raise InvalidArgument(f"no serde is registered here as {found.serde!r}")
         sizes = found.max_object_size, found.n_readers
-        handle = ShmObjectStorageHandle(*sizes, found.ring_buffer_handle, _serdes[found.serde])
+        ring, serde = found.ring_buffer_handle, _serdes[found.serde]
+        handle = ShmObjectStorageHandle(*sizes, ring, serde, writer_file=found.writer_file)
         handle.validate()
         return handle
 
     def validate(self) -> None:
         """Raises InvalidArgument unless a storage can have made this handle."""
-        check_sequences(self, "ring_buffer_handle")
+        check_sequences(self, "ring_buffer_handle", "writer_file")
         try:
             size, name = self.ring_buffer_handle
             integer_from("data_buffer_size", size, 1)
             segment_name(name)
             integer_from("max_object_size", self.max_object_size, 1)
             integer_from("n_readers", self.n_readers, 1)
+            self._file()
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"this handle was not made by a storage: {error}") from None
         if not isinstance(self.serde_class, type):
             raise InvalidArgument(f"the handle's serde is not a class: {self.serde_class!r}")
+
+    def _file(self) -> tuple[int, int, bytes] | None:
+        if self.writer_file is None:
+            return None
+        pid, file, segment_id = self.writer_file
+        return (
+            integer_from("the pid in writer_file", pid, 1, 2**31 - 1),
+            integer_from("the descriptor in writer_file", file, 0, 2**31 - 1),
+            id_in("writer_file", segment_id),
+        )
 
 
 @dataclass
@@ -100,3 +116,4 @@ class _Text:
     n_readers: int
     ring_buffer_handle: tuple[int, str]
     serde: str
+    writer_file: tuple[int, int, str] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ from memlane._base.guard import Guard
 from memlane._base.lifetime import Owned
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import ByteRingSegment, NoRoom
-from memlane.errors import InvalidArgument, StoreFull, WrongRole
+from memlane.errors import InvalidArgument, SegmentMissing, StoreFull, WrongRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
 ID_MAX = 2**31
 
@@ -65,16 +67,40 @@ class SingleWriterShmRingBuffer(Owned):
         if create:
             segment_id = new_id()
             chosen = name_of(segment_id) if name is None else segment_name(name)
-            self._segment = ByteRingSegment.create(size, segment_id, chosen)
+            self._take(size, ByteRingSegment.create(size, segment_id, chosen), segment_id)
         elif name is None:
             raise InvalidArgument("pass the name of a ring to attach to, or create=True")
         else:
-            self._segment = ByteRingSegment.attach(size, segment_name(name))
+            self._take(size, ByteRingSegment.attach(size, segment_name(name)))
+
+    @classmethod
+    def _attached(cls, size: int, name: str, file: tuple[int, int, bytes] | None) -> Self:
+        """Attaches by the name, or, once that is removed, through `file`: the writer's pid, its
+        descriptor of the segment, and the segment's id."""
+        try:
+            return cls(size, name)
+        except SegmentMissing:
+            if file is None:
+                raise
+        pid, descriptor, segment_id = file
+        ring = cls.__new__(cls)
+        ring._take(size, ByteRingSegment.attach_through(pid, descriptor, size, name, segment_id))
+        return ring
+
+    def _take(self, size: int, segment: ByteRingSegment, own_id: bytes | None = None) -> None:
+        self._segment, self._id = segment, own_id
         self.data_buffer_size = size
-        self.is_writer = bool(create)
-        self._name = self._segment.name
+        self.is_writer = own_id is not None
+        self._name = segment.name
         self._guard = Guard()
-        self._own(self._segment.abandon)
+        self._own(segment.abandon)
+
+    @property
+    def _file(self) -> tuple[int, int, str] | None:
+        """What others attach through who are given no name; None in a reader."""
+        if self._id is None:
+            return None
+        return os.getpid(), self._segment.descriptor, self._id.hex()
 
     # State ----------------------------------------------------------------------------------
 

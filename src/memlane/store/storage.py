@@ -66,7 +66,9 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
             by the writer counts as a reader's.
         max_objects: most objects at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
         unlink_when_complete: for the writer: remove the name once all readers have attached. Then
-            nothing is left behind however they end, but no reader can be replaced.
+            nothing is left behind however they end. A reader that takes the place of one that has
+            ended attaches through the writer's process: it must be of the same user and pid
+            namespace.
         name: what people call the storage; shown by every command, in errors and metrics.
 
     Attributes:
@@ -122,6 +124,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         self.is_writer = ring_buffer.is_writer
         self._reader_lock = reader_lock
         self._does_count = not self.is_writer or reader_lock is not None
+        self._unlinks = self.is_writer and unlink_when_complete
         own, known = type(self), SingleWriterShmObjectStorage
         self._has_own_steps = any(getattr(own, step) is not getattr(known, step) for step in _STEPS)
         self._has_own_check = own.default_is_free_check is not known.default_is_free_check
@@ -167,8 +170,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         if not isinstance(handle, ShmObjectStorageHandle):
             raise InvalidType(f"a ShmObjectStorageHandle is needed, not {type(handle).__name__}")
         handle.validate()
-        size, name = handle.ring_buffer_handle
-        ring = SingleWriterShmRingBuffer(size, name)
+        ring = SingleWriterShmRingBuffer._attached(*handle.ring_buffer_handle, handle._file())
         with undone_by(ring.close):
             sizes = handle.max_object_size, handle.n_readers
             return cls(*sizes, ring, handle.serde_class, handle.reader_lock)
@@ -425,7 +427,8 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         self._end.check()
         sizes = self.max_object_size, self.n_readers
         ring = self.ring_buffer.handle()
-        return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock)
+        file = self.ring_buffer._file if self._unlinks else None
+        return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock, file)
 
     def statistics(self) -> StoreStatistics:
         """Counters, and the state of every reader; makes a few system calls per reader.
