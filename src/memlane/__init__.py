@@ -117,7 +117,17 @@ if TYPE_CHECKING:
         StoreReaderStatistics,
         StoreStatistics,
     )
-    from memlane.workers import Call, Stream, Ticket, WorkerGroup, Workers, as_completed, serve
+    from memlane.workers import (
+        Call,
+        Stored,
+        Stream,
+        Ticket,
+        WorkerGroup,
+        Workers,
+        WorkersStore,
+        as_completed,
+        serve,
+    )
 
 __version__ = "0.1.0"
 
@@ -171,6 +181,7 @@ __all__ = [
     "StoreFull",
     "StoreReaderStatistics",
     "StoreStatistics",
+    "Stored",
     "Stream",
     "SystemFault",
     "Ticket",
@@ -183,6 +194,7 @@ __all__ = [
     "WorkerError",
     "WorkerGroup",
     "Workers",
+    "WorkersStore",
     "WriterClosed",
     "WriterDied",
     "WriterStatistics",
@@ -219,10 +231,12 @@ _HOMES = {  # of the names that are not errors
     "StoreBlocker": "store",
     "StoreReaderStatistics": "store",
     "StoreStatistics": "store",
+    "Stored": "workers",
     "Stream": "workers",
     "Ticket": "workers",
     "WorkerGroup": "workers",
     "Workers": "workers",
+    "WorkersStore": "workers",
     "WriterStatistics": "broadcast",
     "copy_blocks": "offload",
     "first_ready": "broadcast",

@@ -414,7 +414,7 @@ class Waits:
         if descriptor >= 0:
             self.wait(descriptor)
 
-    def wait(self, descriptor: int) -> None:
+    def wait(self, descriptor: int, _more: object = None) -> None:
         os.read(descriptor, 1)
 
 
@@ -462,6 +462,30 @@ def _() -> Iterator[Scene]:
 def _() -> Iterator[Scene]:
     with waiting_call() as (call, open_it):
         yield call.outcomes, open_it
+
+
+@contextmanager
+def full_store() -> Iterator[tuple[memlane.WorkersStore, Callable[[], object]]]:
+    """A call has its oldest object."""
+    with (
+        gate() as (descriptor, open_it),
+        WorkerGroup(Waits, 1, start_method="fork", timeout=PATIENCE, store=10_000) as group,
+    ):
+        group.submit(Waits.wait, descriptor, group.store.put("first", bytes(9000)))
+        yield group.store, open_it
+        group.kill()
+
+
+@scene("WorkersStore.put")
+def _() -> Iterator[Scene]:
+    with full_store() as (store, open_it):
+        yield lambda timeout: store.put("next", bytes(9000), timeout), open_it
+
+
+@scene("WorkersStore.aput")
+def _() -> Iterator[Scene]:
+    with full_store() as (store, open_it):
+        yield lambda timeout: asyncio.run(store.aput("next", bytes(9000), timeout)), open_it
 
 
 @scene("as_completed")

@@ -59,6 +59,19 @@ class ObjectReads:
         """
         return ObjectView(self, address, monotonic_id)
 
+    def lend(self, address: int, monotonic_id: int) -> Any:
+        """Like `view` without a block: an object stays stored while an array or a memoryview of it
+        exists. The read is counted at once. Raises as `get`.
+        """
+        pinned = self._pin(address, monotonic_id)
+        try:
+            value = self._decoded_view(pinned)
+            if not self._finish(pinned):
+                raise self._gone(address, monotonic_id)
+        finally:
+            pinned.release()
+        return value
+
     def _pin(self, address: int, monotonic_id: int) -> PinnedObject:
         pinned = self._end.pin(address, monotonic_id)
         if pinned is None:

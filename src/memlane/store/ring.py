@@ -97,7 +97,7 @@ class SingleWriterShmRingBuffer(Owned):
 
     @property
     def _file(self) -> tuple[int, int, str] | None:
-        """What others attach through who are given no name; None in a reader."""
+        """(pid, descriptor, id), through which others attach without a name; None in a reader."""
         if self._id is None:
             return None
         return os.getpid(), self._segment.descriptor, self._id.hex()

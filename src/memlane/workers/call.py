@@ -53,7 +53,13 @@ class Call(Generic[R]):
             Exception: what the first worker raised; its notes say which one, and where.
         """
         self._wait(self._pending.is_settled, timeout)
-        return self._results()
+        values, error = self._settled()
+        if error is None:
+            return values
+        try:
+            raise error
+        finally:
+            del self, error  # else its traceback would refer to the call, and that to the error
 
     def __await__(self) -> Generator[Any, None, list[R]]:
         """Is `result` for asyncio, as often as you like. If it is cancelled, the workers go on."""
@@ -61,14 +67,20 @@ class Call(Generic[R]):
         if not (yield from waits.__await__()):
             timed_out = partial(self._receiver.timed_out, self._pending, self._deadline.timeout)
             raise (yield from self._receiver.loops.beside(timed_out).__await__())
-        return self._results()
+        values, error = self._settled()
+        if error is None:
+            return values
+        try:
+            raise error
+        finally:
+            del self, error  # as above
 
-    def _results(self) -> list[R]:
+    def _settled(self) -> tuple[list[R], BaseException | None]:
         self._pending.ask()
         pending = self._pending
         if pending.errors:
-            raise self._error()
-        return [pending.values[rank] for rank in self.ranks]
+            return [], self._error()
+        return [pending.values[rank] for rank in self.ranks], None
 
     def outcomes(self, timeout: float | None = None) -> list[R | BaseException]:
         """Returns the answer or the exception of each worker, once all have answered or died.

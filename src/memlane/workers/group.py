@@ -31,6 +31,7 @@ from memlane.workers.call import Call
 from memlane.workers.callbacks import Callbacks
 from memlane.workers.processes import Process, Processes, Starter, shielded
 from memlane.workers.sending import Sender
+from memlane.workers.store import WorkersStore
 from memlane.workers.stream import Stream
 from memlane.workers.table import Pending, Table
 from memlane.workers.ticket import PLAIN, SCATTER, Ticket
@@ -210,6 +211,8 @@ class WorkerGroup(Workers[W], Owned):
             default that of the factory.
         max_in_flight: number of calls that a worker may have to answer.
         max_chunk_bytes: of the queues, in bytes, as for `MessageQueue`.
+        store: bytes of shared memory for objects that are put once and read by the workers of many
+            calls, `group.store`; None: the group has no store.
 
     Attributes:
         world: as above.
@@ -242,6 +245,7 @@ class WorkerGroup(Workers[W], Owned):
         timeout: float | None = 120.0,
         max_in_flight: int = 8,
         max_chunk_bytes: int = 10 * 1024 * 1024,
+        store: int | None = None,
     ) -> None:
         self.world = integer_from("world", world, 1, _MOST_WORKERS)
         most = integer_from("max_in_flight", max_in_flight, 1, 1 << 16)
@@ -277,6 +281,10 @@ class WorkerGroup(Workers[W], Owned):
         self._callbacks = Callbacks(self._answers)
         self._sender = Sender(self._table, self._answers, self._ranks, label, ring)
         self._gather.answers(self._sender.calls)
+        self._store: WorkersStore | None = None
+        if store is not None:
+            given = store, self.world, f"{label}.store", self._table, self._answers
+            self._store = self._sender.store = WorkersStore(*given)
         table, unrecovered, own = self._table, self._unrecovered, WeakMethod(self._heal)
 
         def heal(ranks: Iterable[int]) -> None:
@@ -298,6 +306,13 @@ class WorkerGroup(Workers[W], Owned):
     def _group(self) -> WorkerGroup[W]:
         return self  # not kept as an attribute, which would be a circle
 
+    @property
+    def store(self) -> WorkersStore:
+        """Its store. Raises `InvalidArgument` if it was made without one."""
+        if self._store is None:
+            raise InvalidArgument("this group has no store: make it with store=, in bytes")
+        return self._store
+
     def _check(self) -> None:
         if not self._processes.are_here:
             raise WrongProcess("this group of workers belongs to the process that has created it")
@@ -311,7 +326,8 @@ class WorkerGroup(Workers[W], Owned):
         death, before = self._table.deaths.get(rank), self._processes.find(rank)
         try:
             start, answers = self._table.start(rank), self._gather.export_handle(rank)
-            ticket = Ticket(rank, self.world, calls, answers, cancels, lane)
+            store = None if self._store is None else self._store._storage.handle()
+            ticket = Ticket(rank, self.world, calls, answers, cancels, lane, store)
             with shielded():
                 self._processes.add(Process(rank, self._start(ticket)))
         except BaseException:
@@ -442,6 +458,8 @@ class WorkerGroup(Workers[W], Owned):
             for rank in self._ranks:
                 self._table.fail(rank, Closed("this group of workers is closed"))
             self._answers.close()
+            if self._store is not None:
+                self._store._close()
             self._disown()
 
     def kill(self) -> None:

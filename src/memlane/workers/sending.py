@@ -27,6 +27,7 @@ from memlane import (
 from memlane._base.deadline import NEVER, Deadline
 from memlane._locks import Lock
 from memlane.workers.answers import REENTRY, Answers
+from memlane.workers.store import WorkersStore
 from memlane.workers.table import Pending, Table
 from memlane.workers.ticket import END, LANES
 
@@ -40,11 +41,13 @@ class Sender:
     Attributes:
         heal: called before each call of some ranks: replaces workers that have died, or raises.
         needs_heal: returns whether that would do anything.
+        store: of the group, or None.
         calls: the queue to all workers.
     """
 
     heal: Callable[[Iterable[int]], None]
     needs_heal: Callable[[], bool]
+    store: WorkersStore | None = None
 
     def __init__(
         self,
@@ -259,7 +262,11 @@ class Sender:
         self._unsure = (queue, before, pending, ranks)
         try:
             message[0] = self._table.begin(pending, ranks)
-            queue.enqueue(message, deadline.left(_SLICE))
+            if self.store is None:
+                queue.enqueue(message, deadline.left(_SLICE))
+            else:
+                with self.store._keeps_for(pending):
+                    queue.enqueue(message, deadline.left(_SLICE))
         except BaseException as error:
             self._find_out()
             if isinstance(error, TimedOut):

@@ -29,6 +29,7 @@ from memlane import (
     WriterClosed,
     first_ready,
 )
+from memlane.workers.store import attach, detach, fetched
 from memlane.workers.ticket import END, LANES, NEXT, SCATTER, START, Ticket
 
 _log = logging.getLogger("memlane.workers")
@@ -53,6 +54,7 @@ def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: 
         inbox = _Inbox(ticket.rank, calls, cancels, server.end_stream)
         if ticket.lane is not None:
             inbox.open(ticket.lane)
+        attach(ticket.store)
     except SegmentMissing as error:
         raise SystemExit(f"worker {ticket.rank} leaves: {error}") from None
     try:
@@ -64,6 +66,7 @@ def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: 
         close = getattr(server.worker, "close", None)
         if callable(close):
             close()
+        detach()
         inbox.close()
         answers.close()
     except _GroupDied as error:
@@ -252,9 +255,10 @@ class _Server:
         elif kind == START:
             key, method = method
             if key not in self._streams:
+                args, kwargs = fetched(args, kwargs)
                 self._streams[key] = [self._steps(method, args, kwargs), 0, None]
             return self._next(key, 1)
-        value = self._run(method, args, kwargs)
+        value = self._run(method, *fetched(args, kwargs))
         if isinstance(value, GeneratorType):
             raise TypeError("the method returned a generator: call it by stream()")
         return value
@@ -290,10 +294,11 @@ class _Server:
         """Sends what `run` returns or raises; returns whether it returned."""
         try:
             self._send([self._rank, number, True, run(*given)])
+            return True
         except Exception as error:  # also of a value that cannot be pickled
-            self._send([self._rank, number, False, portable(error)])
-            return False
-        return True
+            packed = portable(error)
+        self._send([self._rank, number, False, packed])  # nothing of the call is kept any more
+        return False
 
     def _send(self, message: list[Any]) -> None:
         try:

@@ -45,6 +45,7 @@ class Pending:
         self.values: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}  # in the order in which they came
         self.died: list[int] = []  # how often each worker had died when it was sent
+        self.stored: Sequence[Any] = ()  # what it has of the group's store, until it is complete
         self._unasked: list[Unasked] | None = None
 
     def is_settled(self) -> bool:
@@ -66,6 +67,8 @@ class Pending:
             if self._unasked is not None:
                 self._unasked.append(Unasked(self.name, rank, error))
         del self.missing[rank]
+        if not self.missing:
+            self.stored = ()
 
     def hand_out(self) -> None:
         """Notes that a caller has it, who can ask for exceptions."""
@@ -159,6 +162,14 @@ class Table:
         if max(map(len, self._due)) < self._most:
             return []
         return [rank for rank in ranks if len(self._due[rank]) >= self._most]
+
+    def owing(self, stored: object) -> Pending | None:
+        """Returns a call that has that object of the store; None if there is none."""
+        for due in [*self._due]:
+            for _, call in [*due]:
+                if any(one is stored for one in call.stored):
+                    return call
+        return None
 
     def numbers(self, call: Pending) -> dict[int, int]:
         """Returns the call's numbers, by the ranks that have not answered it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
-from memlane import GatherHandle, Handle, InvalidArgument
+from memlane import GatherHandle, Handle, InvalidArgument, ShmObjectStorageHandle
 
 PLAIN, SCATTER, START, NEXT, END, LANES = range(6)
 """Kinds of messages: a call; one whose `args` are by rank; the first step of a stream, whose
@@ -29,6 +29,7 @@ class Ticket:
         calls, answers: handles of the queues from and to the group.
         cancels: handle of a queue with the numbers of calls to skip.
         lane: handle of the queue to this worker alone, if the group has those already.
+        store: handle of the group's store, if it has one.
     """
 
     rank: int
@@ -37,20 +38,22 @@ class Ticket:
     answers: GatherHandle
     cancels: Handle
     lane: Handle | None = None
+    store: ShmObjectStorageHandle | None = None
 
     def to_json(self) -> str:
         """The ticket as text, for workers that another program starts. Raises nothing."""
         lane = self.lane and self.lane.to_json()
+        store = self.store and self.store.to_json()
         names = ("calls", "answers", "cancels")
         handles = {name: getattr(self, name).to_json() for name in names}
-        return json.dumps({**vars(self), **handles, "lane": lane})
+        return json.dumps({**vars(self), **handles, "lane": lane, "store": store})
 
     @staticmethod
     def from_json(text: str) -> Ticket:
         """Parses a ticket; raises InvalidArgument (a ValueError) if `text` is not one."""
         try:
             found = json.loads(text)
-            rank, world, calls, answers, cancels, lane = (
+            rank, world, calls, answers, cancels, lane, store = (
                 found[field.name] for field in fields(Ticket)
             )
         except (ValueError, TypeError, KeyError) as error:
@@ -62,4 +65,5 @@ class Ticket:
             GatherHandle.from_json(answers),
             Handle.from_json(cancels),
             lane if lane is None else Handle.from_json(lane),
+            store if store is None else ShmObjectStorageHandle.from_json(store),
         )

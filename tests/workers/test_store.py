@@ -1,0 +1,354 @@
+"""The store of a group: objects that are put once, and read by the workers of a call."""
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import (
+    CallTimedOut,
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    ObjectGone,
+    Stored,
+    StoreFull,
+    Ticket,
+    WorkerGroup,
+)
+from tests.support import PATIENCE, Link, start, until
+from tests.support.queues import segments
+
+MIB = 1 << 20
+
+
+@dataclass
+class Request:
+    """An argument with an object inside."""
+
+    image: Stored
+
+
+class Reader:
+    """A worker that reads images, and may keep some."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.kept = rank, list[Any]()
+
+    def sums(self, image: np.ndarray, times: int = 1) -> int:
+        return int(image.sum()) * times
+
+    def kind(self, image: Any) -> tuple[type, bool]:
+        return type(image), isinstance(image, np.ndarray) and image.flags.writeable
+
+    def keeps(self, image: np.ndarray) -> None:
+        self.kept.append(image)
+
+    def drops(self) -> None:
+        self.kept.clear()
+
+    def sums_kept(self) -> int:
+        return int(self.kept[0].sum())
+
+    def opens(self, request: Request) -> int:
+        return int(request.image.get().sum())
+
+    def keeps_the_name(self, request: Request) -> None:
+        self.kept.append(request.image)
+
+    def opens_the_kept(self) -> int:
+        return int(self.kept[0].get().sum())
+
+    def waits(self, image: np.ndarray, descriptor: int) -> int:
+        os.read(descriptor, 1)
+        return int(image.sum())
+
+    def raises(self, image: np.ndarray) -> None:
+        raise ValueError(f"{image.shape}")
+
+    def returns_it(self, request: Request) -> Stored:
+        return request.image
+
+    def steps(self, image: np.ndarray) -> Iterator[int]:
+        while True:
+            yield int(image.sum())
+
+    def dies(self, _image: np.ndarray) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def group_of(world: int = 2, store: int = 8 * MIB, **options: Any) -> WorkerGroup[Reader]:
+    return WorkerGroup(Reader, world, store=store, start_method="fork", timeout=PATIENCE, **options)
+
+
+def puts(group: WorkerGroup[Reader], most: int = 10) -> None:
+    """More objects than the store of a test holds."""
+    for value in range(most):
+        group.store.put(value, image())
+
+
+def image(value: int = 1, nbytes: int = MIB) -> np.ndarray:
+    return np.full(nbytes, value, np.uint8)
+
+
+def test_an_object_is_put_once_and_read_by_all_workers() -> None:
+    with group_of() as group:
+        cat = group.store.put("cat", image())
+        assert group.call(Reader.sums, cat) == [MIB, MIB]
+        assert group.call(Reader.sums, cat, times=2) == [2 * MIB, 2 * MIB]
+        assert group.call(Reader.sums, image=cat) == [MIB, MIB]
+        assert group[1].call(Reader.sums, cat) == [MIB]
+        assert group.store.find("cat") is cat
+        assert group.store.find("dog") is None
+        assert group.store.statistics().puts == 1
+        assert cat.get().sum() == MIB
+
+
+def test_a_worker_gets_arrays_that_cannot_be_written() -> None:
+    with group_of(1) as group:
+        for value, kind in [(image(), np.ndarray), (b"x" * 100, memoryview), ("text", str)]:
+            assert group.call(Reader.kind, group.store.put(kind, value)) == [(kind, False)]
+
+
+def test_each_worker_gets_its_item_of_a_scatter() -> None:
+    with group_of(2) as group:
+        items = [group.store.put(value, image(value)) for value in (1, 2)]
+        assert group.scatter(Reader.sums, items).result(PATIENCE) == [MIB, 2 * MIB]
+
+
+def test_an_object_inside_an_argument_is_opened_by_the_worker() -> None:
+    with group_of(2) as group:
+        request = Request(group.store.put("cat", image()))
+        assert group.call(Reader.opens, request) == [MIB, MIB]
+
+
+def test_the_oldest_objects_make_room_for_new_ones() -> None:
+    with group_of(1) as group:
+        for value in range(40):
+            assert group.call(Reader.sums, group.store.put(value, image(value))) == [value * MIB]
+        assert group.store.find(0) is None
+        last = group.store.find(39)
+        assert last is not None
+        assert group.call(Reader.sums, last) == [39 * MIB]
+
+
+def test_an_object_stays_while_the_program_has_it() -> None:
+    with group_of(1) as group:
+        first = group.store.put("first", image(7))
+        with pytest.raises(StoreFull, match=r"'first', stays while") as full:
+            puts(group)
+        assert full.value.kept == "first"
+        assert group.call(Reader.sums, first) == [7 * MIB]
+        del first, full
+        gc.collect()
+        group.store.put("next", image())
+
+
+def test_a_put_waits_for_the_calls_that_have_the_oldest_object() -> None:
+    here, there = os.pipe()
+    with group_of(2) as group:
+        call = group.submit(Reader.waits, group.store.put("first", image(3)), here)
+        puts(group, 6)
+        late = r"waits\(\) has the oldest object: worker 0 \(pid \d+, in waits\), worker 1"
+        with pytest.raises(CallTimedOut, match=late):
+            group.store.put("next", image(), timeout=0)
+        timer = threading.Timer(0.1, os.write, [there, b"xx"])
+        timer.start()
+        group.store.put("next", image(), timeout=PATIENCE)
+        assert call.result(PATIENCE) == [3 * MIB, 3 * MIB]
+        assert group.store.find("first") is None
+        timer.join()
+    os.close(here)
+    os.close(there)
+
+
+def test_other_tasks_run_while_a_put_waits() -> None:
+    here, there = os.pipe()
+
+    async def waits(group: WorkerGroup[Reader]) -> list[int]:
+        call = group.submit(Reader.waits, group.store.put("first", image(3)), here)
+        puts(group, 6)
+        task = asyncio.create_task(group.store.aput("next", image()))
+        await asyncio.sleep(0)
+        assert not task.done()
+        os.write(there, b"xx")
+        await asyncio.wait_for(task, PATIENCE)
+        return await call
+
+    with group_of(2) as group:
+        assert asyncio.run(waits(group)) == [3 * MIB, 3 * MIB]
+    os.close(here)
+    os.close(there)
+
+
+def test_an_array_that_a_worker_keeps_stays_until_it_is_dropped() -> None:
+    with group_of(2) as group:
+        group[1].call(Reader.keeps, group.store.put("first", image(5)))
+        with pytest.raises(StoreFull, match=r"'first', is kept by reader \d .*holds a view"):
+            puts(group)
+        assert group[1].call(Reader.sums_kept) == [5 * MIB]
+        group[1].call(Reader.drops)
+        group.store.put("next", image())
+
+
+def test_a_stream_keeps_what_it_was_given() -> None:
+    with group_of(1) as group:
+        stream = group.stream(Reader.steps, group.store.put("first", image(5)))
+        assert next(stream) == [5 * MIB]
+        with pytest.raises(StoreFull):
+            puts(group)
+        assert next(stream) == [5 * MIB]
+
+
+def fails(group: WorkerGroup[Reader], method: Any, key: str) -> str:
+    """A call that raises; returns the error's text, and keeps nothing: pytest's would."""
+    try:
+        group[-1].call(method, group.store.find(key))
+    except Exception as error:
+        return str(error)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_a_call_that_raises_keeps_nothing(awaits: bool) -> None:
+    """Neither here nor in the worker, also without a garbage collector."""
+
+    async def acall(group: WorkerGroup[Reader]) -> str:
+        try:
+            await group.acall(Reader.raises, group.store.find("first"))
+        except ValueError as error:
+            return str(error)
+        raise AssertionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        with group_of(2) as group:
+            group.store.put("first", image())
+            text = asyncio.run(acall(group)) if awaits else fails(group, Reader.raises, "first")
+            assert "1048576" in text
+            puts(group)
+    finally:
+        gc.enable()
+
+
+def test_a_name_that_a_worker_keeps_is_of_no_use_once_the_object_is_evicted() -> None:
+    with group_of(1) as group:
+        group.call(Reader.keeps_the_name, Request(group.store.put("first", image(5))))
+        assert group.call(Reader.opens_the_kept) == [5 * MIB]
+        puts(group)
+        with pytest.raises(ObjectGone):
+            group.call(Reader.opens_the_kept)
+
+
+def test_an_object_goes_to_workers_of_its_own_group_only() -> None:
+    with group_of(1) as group, group_of(1) as other:
+        cat = group.store.put("cat", image())
+        with pytest.raises(InvalidType, match="calls of its own group only"):
+            other.call(Reader.sums, cat)
+        with pytest.raises(InvalidType, match="calls of its own group only"):
+            pickle.dumps(cat)
+        with pytest.raises(InvalidType, match="a worker cannot send a Stored"):
+            group.call(Reader.returns_it, Request(cat))
+        assert group.call(Reader.sums, cat) == [MIB]
+
+
+def test_a_replaced_worker_reads_what_was_put_before() -> None:
+    """Also what it had kept is free then."""
+    with group_of(2, on_death="replace") as group:
+        group[1].call(Reader.keeps, group.store.put("cat", image()))
+        assert not segments()
+        for _ in range(3):
+            assert "killed by SIGKILL" in fails(group, Reader.dies, "cat")
+            assert group.call(Reader.sums, group.store.find("cat")) == [MIB, MIB]
+        puts(group)
+
+
+def test_a_group_without_a_store_says_so() -> None:
+    with WorkerGroup(Reader, 1, start_method="fork", timeout=PATIENCE) as group:
+        with pytest.raises(InvalidArgument, match="no store: make it with store="):
+            group.store  # noqa: B018
+        with pytest.raises(InvalidArgument):
+            WorkerGroup(Reader, 1, store=0, start_method="fork")
+
+
+def test_a_key_is_put_once_and_an_object_fits() -> None:
+    with group_of(1) as group:
+        cat = group.store.put("cat", image())
+        with pytest.raises(InvalidArgument, match="already exists"):
+            group.store.put("cat", image())
+        with pytest.raises(InvalidArgument, match="exceeds max object size"):
+            group.store.put("large", image(1, 9 * MIB))
+        with pytest.raises(InvalidType):
+            group.store.find([])
+        assert group.call(Reader.sums, cat) == [MIB]
+
+
+def test_a_closed_group_has_no_objects() -> None:
+    with group_of(1) as group:
+        cat = group.store.put("cat", image())
+    for call in (cat.get, lambda: group.store.find("cat"), lambda: group.store.put("dog", 1)):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_threads_share_a_store() -> None:
+    with group_of(2, store=16 * MIB) as group:
+        results: list[bool] = []
+
+        def shares(name: int) -> None:
+            for number in range(30):
+                stored = group.store.put((name, number), image(number, 500_000))
+                answer = group.call(Reader.sums, stored)
+                results.append(answer == [number * 500_000] * 2)
+
+        threads = [threading.Thread(target=shares, args=[name]) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [True] * 120
+
+
+def driver(link: Link) -> None:
+    """Role: a group that says its workers' pids, and does not end."""
+    group = group_of(2)
+    link.tell(group.pids)
+    group.store.put("cat", image())
+    link.tell(None)
+    signal.pause()
+
+
+def test_a_killed_driver_leaves_no_memory() -> None:
+    peer = start(driver)
+    pids = peer.hear()
+    peer.hear()
+    os.kill(peer.pid, signal.SIGKILL)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids), "they end")
+    assert not segments()
+
+
+def test_workers_of_another_program_read_objects() -> None:
+    """The ticket has the store as text."""
+    code = (
+        "import sys; from memlane import Ticket, serve; from tests.workers.test_store import "
+        "Reader; serve(Ticket.from_json(sys.argv[1]), Reader)"
+    )
+    programs: list[subprocess.Popen[bytes]] = []
+
+    def begin(ticket: Ticket) -> None:
+        programs.append(subprocess.Popen([sys.executable, "-c", code, ticket.to_json()]))
+
+    with WorkerGroup[Any](None, 2, start=begin, store=4 * MIB, timeout=PATIENCE) as group:
+        assert group.call("sums", group.store.put("cat", image())) == [MIB, MIB]
+    assert [program.wait(PATIENCE) for program in programs] == [0, 0]
