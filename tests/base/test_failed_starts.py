@@ -103,7 +103,7 @@ def test_a_reader_that_failed_can_try_again() -> None:
     assert start(role).result() is True
 
 
-def test_a_large_message_and_a_limit_of_file_size() -> None:
+def test_a_message_beyond_the_limit_of_file_size_is_refused() -> None:
     """A message beyond the limit is refused, nothing is sent, and the process survives."""
 
     def role(_link: Link) -> None:
@@ -171,7 +171,7 @@ def create_a_file_too_many(_link: Link) -> None:
 
 
 @in_namespaces
-def test_a_tmpfs_of_few_files() -> None:
+def test_a_tmpfs_without_room_for_a_file_is_named() -> None:
     """It has space but no room for a file: the error says where to look."""
     start(create_a_file_too_many, method="spawn", command=private_shm("1m,nr_inodes=2")).result()
 

@@ -154,7 +154,7 @@ from memlane import MessageQueue
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_import_without_handlers_for_forks(number: int) -> None:
+def test_an_import_that_cannot_register_for_forks_fails_and_can_be_repeated(number: int) -> None:
     """It fails, and the next one repeats it."""
     command = [*preloaded(), "-c", FIRST_IMPORT, str(extension()), str(number)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -189,7 +189,9 @@ def refused_behind_the_ring(_link: Link, call: str, error: int) -> None:
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.ENOMEM])
-def test_chunk_in_place_of_an_extent(call: str, error: int) -> None:
+def test_a_message_that_fits_its_chunk_is_sent_though_no_extent_can_be_made(
+    call: str, error: int
+) -> None:
     """A message that fits its chunk is not refused because it was to be lent."""
     role = refused_behind_the_ring
     start(role, call, error, method="spawn", command=preloaded()).result()

@@ -52,7 +52,7 @@ OBJECT_OF_VERSION_1 = b64decode(
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_pickled_handle_of_a_version_before(version: int) -> None:
+def test_a_pickled_handle_of_an_older_version_can_be_passed_on(version: int) -> None:
     """It can be unpickled and passed on; attaching states both versions."""
     handle = pickle.loads(HANDLE_OF_VERSION_3)
     assert handle.format_version == 3
@@ -67,7 +67,7 @@ def test_a_pickled_handle_of_a_version_before(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_segment_of_another_layout(version: int) -> None:
+def test_a_segment_of_another_layout_is_refused(version: int) -> None:
     """Its sections lie elsewhere."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         with open(path_of(writer), "r+b") as file:
@@ -80,7 +80,7 @@ def test_a_segment_of_another_layout(version: int) -> None:
             MessageQueue.create_from_handle(writer.export_handle(), 0)
 
 
-def test_a_handle_of_the_version_after() -> None:
+def test_a_handle_of_a_newer_version_is_refused() -> None:
     """As a reader of that version before sees today's."""
     handle = replace(pickle.loads(HANDLE_OF_VERSION_3), format_version=FORMAT_VERSION + 1)
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_a_handle_of_the_version_after() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 4, VERSION + 1])
-def test_a_message_of_another_version(version: int) -> None:
+def test_a_message_of_another_version_is_refused(version: int) -> None:
     """Its header is refused, so nothing of it is decoded."""
     frame = FRAME_OF_VERSION_3[:3] + bytes((version,)) + FRAME_OF_VERSION_3[4:]
     with pytest.raises(CorruptMessage, match=f"version {version} of .* version {VERSION};"):

@@ -60,7 +60,7 @@ leftover.unlink()
 """
 
 
-def test_threads_that_use_other_shared_memory() -> None:
+def test_threads_that_use_other_shared_memory_are_not_disturbed() -> None:
     """Nothing global is patched while queues come and go, and the tracker has no complaint."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False

@@ -109,7 +109,7 @@ def view_after_lies(_link: Link) -> None:
                     del received
 
 
-def test_the_end_of_the_trailer() -> None:
+def test_views_of_large_messages_do_not_depend_on_the_trailers_end() -> None:
     """Views of large messages show them, whatever the header says about their offset."""
     start(view_after_lies).result()
 

@@ -211,7 +211,7 @@ group.close()
 
 
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer reports on the standard streams")
-def test_closed_standard_streams_of_an_end_on_the_network() -> None:
+def test_closed_standard_streams_lead_to_dev_null() -> None:
     """They lead to /dev/null, before libzmq or memlane takes their numbers."""
     quiet = dict.fromkeys("012", "/dev/null")
     assert where("true", CLOSED_NETWORK) == ["through", quiet, quiet, [True, {}]]
@@ -272,7 +272,7 @@ said.append(tried(lambda: writer.enqueue(bytes(40 * MIB), 90)))
 OF_THE_CGROUP = "memory limit of cgroup"
 
 
-def test_message_larger_than_the_cgroup() -> None:
+def test_a_message_larger_than_the_cgroup_is_refused() -> None:
     """It is refused by name instead of killing its sender; what fits is sent."""
     refused, sent, fits, received = where(CGROUP, IN_CGROUP + TOO_LARGE)
     assert refused.startswith(f"ShmExhausted: need {300 << 20} bytes")
@@ -291,7 +291,7 @@ def test_kept_arrays_that_fill_the_cgroup() -> None:
     assert again is None
 
 
-def test_reader_behind_in_a_full_cgroup() -> None:
+def test_the_writer_waits_for_a_slow_reader_in_a_full_cgroup() -> None:
     """The writer waits for what has not been read yet, as in a full /dev/shm."""
     timed_out, sent, taken, later = where(CGROUP, IN_CGROUP + BEHIND)
     assert timed_out.startswith("TimedOut: ")

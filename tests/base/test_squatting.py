@@ -242,7 +242,7 @@ def test_foreign_contents_are_refused_and_not_changed(
 
 
 @attaching
-def test_every_damaged_byte_of_the_trailer(
+def test_no_damaged_byte_of_the_trailer_crashes(
     writer: MessageQueue, aside: Path, attach: Attach
 ) -> None:
     """Whatever byte behind the documented part is wrong: refused or usable, never a crash."""

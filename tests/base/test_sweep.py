@@ -122,7 +122,7 @@ def sweep_over_there(_link: Link) -> int:
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
-def test_swept_from_another_pid_namespace() -> None:
+def test_a_sweep_from_another_pid_namespace_spares_the_living() -> None:
     """A creation over there spares what lives here, and sweeps what is dead here."""
     dead = start_writer()
     dead.peer.kill()

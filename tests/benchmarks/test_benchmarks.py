@@ -75,7 +75,7 @@ def test_all_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_help(name: str) -> None:
+def test_every_benchmark_prints_help(name: str) -> None:
     """It prints help and measures nothing, with torch or without."""
     for command in (
         ["-m", f"benchmarks.{name}"],
@@ -87,7 +87,7 @@ def test_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["store", "offload.moving", "gpu"])
-def test_without_torch(name: str) -> None:
+def test_a_benchmark_without_torch_says_how_to_get_it(name: str) -> None:
     """It says that torch is missing, and how to get it."""
     done = run("-c", RUN_WITHOUT, f"benchmarks.{name}", "torch")
     assert done.returncode == 1
@@ -95,7 +95,7 @@ def test_without_torch(name: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_without_the_native_programs(tmp_path: Path) -> None:
+def test_a_benchmark_without_its_native_programs_says_what_to_run(tmp_path: Path) -> None:
     """Without `make bench-peers` it says what to run."""
     code = "import benchmarks.needs as needs, pathlib, runpy; "
     code += f"needs.ROOT = pathlib.Path({str(tmp_path)!r}); "

@@ -67,7 +67,7 @@ def met(run: shown.Run) -> list[bool | None]:
     return [bar.met for bar in shown.bars(run)]
 
 
-def test_the_bars() -> None:
+def test_the_bars_are_not_met_by_what_is_absent() -> None:
     """Shares of the ceiling in the same rounds, with the most blocks; not met by what is absent."""
     passed = {"tests": 3, "failures": 0, "errors": 0, "skipped": 1}
     good = [cell_of(way, 32 * KIB, 0.96) for way in (TO_DEVICE, TO_HOST)]

@@ -24,7 +24,7 @@ SHAPES = [(), (0,), (0, 3), (5,), (40, 40), (300, 70, 3)]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk", [4096, 1 << 20])
-def test_every_dtype_and_shape(dtype: object, chunk: int) -> None:
+def test_every_dtype_and_shape_arrives(dtype: object, chunk: int) -> None:
     """0-dim, empty and large ones, in a chunk and in an extent."""
     with queue_of(max_chunk_bytes=chunk) as (writer, (reader,)):
         for shape in SHAPES:
@@ -45,7 +45,7 @@ def test_every_dtype_and_shape(dtype: object, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("size", [12, 60_000])
-def test_subclasses(size: int) -> None:
+def test_subclasses_of_arrays_keep_their_type(size: int) -> None:
     """Subclasses of arrays come back as their own type."""
     base = np.arange(size).reshape(3, -1)
     kinds = [
@@ -63,7 +63,7 @@ def test_subclasses(size: int) -> None:
         assert np.array_equal(reader.dequeue().mask, kinds[0].mask)
 
 
-def test_layouts() -> None:
+def test_arrays_of_any_layout_keep_their_values() -> None:
     """Fortran order, slices, reversed and transposed arrays have their values."""
     base = np.arange(240_000, dtype=np.int32).reshape(400, 600)
     views = [base, base.T, base[::2], base[:, 5:50], base[::-1], np.asfortranarray(base)]
@@ -93,7 +93,7 @@ class Message:
 
 
 @pytest.mark.parametrize("size", [3, 5000, 100_000])
-def test_nested_in_any_container(size: int) -> None:
+def test_arrays_in_any_container_arrive(size: int) -> None:
     """Copied or as a view; an array that occurs twice comes back as one object."""
     array = np.arange(size, dtype=np.int32)
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
@@ -124,7 +124,7 @@ def arrays_in(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("readers", [1, 8])
-def test_sizes_around_a_chunk(readers: int) -> None:
+def test_arrays_around_the_size_of_a_chunk_arrive(readers: int) -> None:
     """An array that just fits its chunk beside its stream, and one that just does not."""
     with queue_of(readers, max_chunk_bytes=8192, max_chunks=2) as (writer, ends):
         spills = set()

@@ -21,7 +21,7 @@ SPACE_EACH = 112
 
 
 @pytest.mark.parametrize("rank", [-1, -(2**70)])
-def test_negative_ranks(rank: int) -> None:
+def test_negative_ranks_are_refused(rank: int) -> None:
     """A negative rank is a ValueError."""
     with MessageQueue(1, 1, None, 64, 2) as writer, refuses(ValueError):
         MessageQueue.create_from_handle(writer.export_handle(), rank)
@@ -51,7 +51,7 @@ def test_what_is_no_handle(handle: Any) -> None:
         MessageQueue.create_from_handle(handle, 0)
 
 
-def test_text_in_place_of_a_handle() -> None:
+def test_text_in_place_of_a_handle_is_refused() -> None:
     """The error says what makes a handle of it."""
     with queue_of(ready=False) as (writer, _), refuses(TypeError, match=r"Handle\.from_json\(\)"):
         MessageQueue.create_from_handle(writer.export_handle().to_json(), 0)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def test_a_queue_travels_by_its_handle(send: Callable[[object], object]) -> None
                 send(end)
 
 
-def test_empty_handle() -> None:
+def test_an_empty_handle_is_refused() -> None:
     """A handle that leads nowhere is an error, not a reader that waits for ever."""
     with pytest.raises((ValueError, NotImplementedError)):
         MessageQueue.create_from_handle(Handle(), 0)
@@ -111,7 +111,7 @@ def test_a_rank_that_is_attached_already() -> None:
         assert [reader.dequeue() for reader in readers] == ["first", "first"]
 
 
-def test_a_reader_too_many_after_ready() -> None:
+def test_a_reader_too_many_learns_that_all_have_attached() -> None:
     """M15: once the name is gone a late reader is told that all may have attached."""
     with queue_of(1) as (writer, _):
         with refuses(FileNotFoundError, match="(?i)attached") as caught:
@@ -153,7 +153,7 @@ def test_a_reader_that_closed_does_not_come_back() -> None:
             MessageQueue.create_from_handle(writer.export_handle(), 1)
 
 
-def test_attaching_after_the_writer_closed() -> None:
+def test_attaching_after_the_writer_closed_raises() -> None:
     """M9: the queue is gone, and attaching says so."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         handle = writer.export_handle()
@@ -161,7 +161,7 @@ def test_attaching_after_the_writer_closed() -> None:
         MessageQueue.create_from_handle(handle, 0)
 
 
-def test_exported_ranks() -> None:
+def test_handles_are_exported_only_for_readers_that_exist() -> None:
     """Handles are exported only for readers that exist."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         ranks: list[Any] = [-1, "0", 0.5]

@@ -143,7 +143,7 @@ def test_cancelled_sends_send_nothing(run: Callable[[Any], Any]) -> None:
         assert len(sent) > 10
 
 
-def test_one_await_at_a_time(run: Callable[[Any], Any]) -> None:
+def test_only_one_await_at_a_time_is_allowed(run: Callable[[Any], Any]) -> None:
     async def twice(reader: MessageQueue, writer: MessageQueue) -> None:
         first = asyncio.create_task(reader.adequeue())
         await eventually(lambda: writer.statistics().readers[0].is_waiting)
@@ -199,7 +199,7 @@ def test_what_observers_see_of_an_await(run: Callable[[Any], Any]) -> None:
         run(wait(writer, reader))
 
 
-def test_timeouts(run: Callable[[Any], Any]) -> None:
+def test_awaited_calls_keep_to_their_timeouts(run: Callable[[Any], Any]) -> None:
     """0 and less poll; a message takes precedence; NaN and text are refused, with nothing done."""
 
     async def wait(reader: MessageQueue, writer: MessageQueue) -> None:
@@ -250,7 +250,7 @@ def test_a_loop_ends_while_it_waits(run: Callable[[Any], Any]) -> None:
         assert reader.dequeue(timeout=PATIENCE) == 2
 
 
-def test_iteration(run: Callable[[Any], Any]) -> None:
+def test_iteration_ends_when_the_writer_closes(run: Callable[[Any], Any]) -> None:
     """Ends when the writer closes, after all its messages."""
 
     async def collect(reader: MessageQueue, writer: MessageQueue) -> list[Any]:
@@ -505,7 +505,7 @@ def test_a_reader_is_killed(
         writer.release_reader(0)
 
 
-def test_many_queues_in_one_loop(run: Callable[[Any], Any]) -> None:
+def test_one_thread_watches_many_queues_of_a_loop(run: Callable[[Any], Any]) -> None:
     """One thread watches up to 127 of them; with the queues the threads end."""
     before = threads()
 
@@ -638,7 +638,7 @@ def test_a_chunk_that_a_view_keeps() -> None:
         until(lambda: not is_readable(reader), "it is quiet")
 
 
-def test_a_blocking_call_beside_a_watched_descriptor() -> None:
+def test_a_blocking_call_and_a_watched_descriptor_are_both_woken() -> None:
     """Both are woken, message by message."""
     with queue_of(max_chunks=2) as (writer, (reader,)):
         reader.fileno()
@@ -721,7 +721,7 @@ def without_futex_waitv(_link: Link) -> None:
     until(lambda: threads() <= before + 1, "the threads have ended")
 
 
-def test_without_futex_waitv() -> None:
+def test_awaiting_works_without_futex_waitv() -> None:
     start(without_futex_waitv).result()
 
 
@@ -760,7 +760,7 @@ def no_thread() -> Iterator[None]:
     yield
 
 
-def test_without_descriptors_or_threads() -> None:
+def test_awaiting_without_descriptors_or_threads_is_an_error() -> None:
     """An error, and the queue works as before."""
     start(without_resources).result()
 

@@ -323,7 +323,7 @@ def test_without_readers_a_burst_is_discarded() -> None:
         writer.enqueue_many(range(9))
 
 
-def test_to_other_hosts() -> None:
+def test_bursts_reach_other_hosts() -> None:
     with remote_queue(2, n_local=1) as (writer, readers):
         writer.enqueue_many(range(4), PATIENCE)
         for reader in readers:
@@ -333,7 +333,7 @@ def test_to_other_hosts() -> None:
             assert taken == [*range(4)]
 
 
-def test_awaited() -> None:
+def test_awaited_calls_return_what_plain_calls_do() -> None:
     async def call(reader: MessageQueue) -> list[object]:
         with pytest.raises(TimedOut):
             await reader.adequeue_many(3, timeout=0)
@@ -349,7 +349,7 @@ def test_awaited() -> None:
         assert asyncio.run(call(reader)) == [0, 1, 2]
 
 
-def test_gathered_in_the_order_of_each() -> None:
+def test_bursts_are_gathered_in_the_order_of_each_writer() -> None:
     with gather_of(3, max_chunks=16) as (reader, writers):
         for writer in writers:
             writer.enqueue_many((id(writer), number) for number in range(5))
@@ -362,7 +362,7 @@ def test_gathered_in_the_order_of_each() -> None:
             assert [n for who, n in taken if who == id(writer)] == [*range(5)]
 
 
-def test_one_of_each_by_one_call() -> None:
+def test_one_call_returns_a_message_of_each_writer() -> None:
     with gather_of(4) as (reader, writers):
         for number, writer in enumerate(writers):
             writer.enqueue(number)
@@ -598,7 +598,7 @@ def reads_batches(link: Link, handle: Any) -> None:
         link.tell(taken)
 
 
-def test_bursts_to_another_process() -> None:
+def test_bursts_reach_another_process() -> None:
     with MessageQueue(1, max_chunk_bytes=4096, max_chunks=6) as writer:
         reader = start(reads_batches, writer.export_handle())
         writer.wait_until_ready(PATIENCE)

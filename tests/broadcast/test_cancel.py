@@ -56,7 +56,7 @@ def test_an_event_that_is_not_set_changes_nothing() -> None:
 
 
 @calls
-def test_cancelling_a_blocked_call(call: Call) -> None:
+def test_an_event_cancels_a_blocked_call(call: Call) -> None:
     """Setting the event ends the wait; nothing is consumed, and the queue still works."""
     with queue_of(2) as (writer, (reader, other)):
         event = threading.Event()
@@ -73,7 +73,7 @@ def test_cancelling_a_blocked_call(call: Call) -> None:
         assert drain(other) == [2]
 
 
-def test_one_event_for_many_readers() -> None:
+def test_one_event_ends_the_waits_of_many_readers() -> None:
     """One event ends the waits that use it, and no others."""
     with queue_of(3) as (writer, readers):
         event = threading.Event()

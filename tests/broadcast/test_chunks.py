@@ -77,7 +77,7 @@ def test_a_chunk_is_not_released_before_the_block_is_left() -> None:
 
 
 @pytest.mark.parametrize("lap", range(4))
-def test_leaving_a_write_by_an_exception(lap: int) -> None:
+def test_a_write_that_is_left_by_an_exception_publishes_nothing(lap: int) -> None:
     """It publishes nothing and does not advance; the next message takes the chunk."""
     with queue_of(2, max_chunks=3) as (writer, readers):
         for number in range(lap):
@@ -105,7 +105,7 @@ def test_leaving_a_read_by_an_exception() -> None:
         assert drain(reader) == []
 
 
-def test_raw_bytes_of_a_message() -> None:
+def test_acquire_read_shows_the_raw_bytes_of_a_message() -> None:
     """acquire_read of an enqueued message yields the whole chunk with memlane's own format."""
     with queue_of(max_chunk_bytes=300) as (writer, (reader,)):
         writer.enqueue("a needle in the chunk")
@@ -116,7 +116,7 @@ def test_raw_bytes_of_a_message() -> None:
         assert reader.dequeue() == 2
 
 
-def test_mixed_with_messages() -> None:
+def test_chunks_and_messages_keep_their_common_order() -> None:
     """Hand-filled chunks and messages keep their common order."""
     with queue_of(max_chunks=2) as (writer, (reader,)):
         for number in range(20):
@@ -154,7 +154,7 @@ def test_the_wait_begins_with_the_block() -> None:
         assert drain(reader) == []
 
 
-def test_a_call_inside_a_block() -> None:
+def test_a_call_inside_a_block_is_refused() -> None:
     """While a block holds the chunk, the same end refuses other calls and is not disturbed."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(1)

@@ -4,7 +4,7 @@ from memlane import MessageQueue
 from tests.support.queues import first_byte, start_reader
 
 
-def test_between_processes(method: str) -> None:
+def test_a_chunk_that_one_process_filled_is_read_in_another(method: str) -> None:
     """A chunk filled in one process is read in another."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         reader = start_reader(writer.export_handle(), 0, method)

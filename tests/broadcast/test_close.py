@@ -80,7 +80,7 @@ def test_nobody_waits_for_a_reader_that_closed() -> None:
             assert stays.dequeue(timeout=0) == number
 
 
-def test_all_readers_closed() -> None:
+def test_a_writer_whose_readers_have_all_closed_does_not_wait() -> None:
     """Without readers the writer keeps nothing and does not wait."""
     with queue_of(2, max_chunks=2) as (writer, readers):
         fill(writer)
@@ -141,7 +141,7 @@ def test_close_from_another_thread_wakes_the_writer(blocked: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_a_with_block_announces_closed(role: str) -> None:
+def test_leaving_a_with_block_closes_the_queue(role: str) -> None:
     """Leaving a with block without an exception is a close."""
     with queue_of(max_chunks=1) as (writer, (reader,)):
         if role == "writer":
@@ -171,7 +171,7 @@ def test_a_with_block_left_by_an_exception_announces_nothing() -> None:
         assert caught.value.pid == os.getpid()
 
 
-def test_dropping_the_last_reference_of_a_writer() -> None:
+def test_dropping_the_last_reference_of_a_writer_is_its_death() -> None:
     """It frees everything and announces nothing: the reader sees a death with that pid."""
 
     writer = MessageQueue(1, 1, None, 64, 2)

@@ -57,7 +57,7 @@ def test_a_blocked_writer_goes_on_when_the_reader_closes(method: str) -> None:
         assert write.result() is None
 
 
-def test_close_in_any_order(method: str) -> None:
+def test_ends_close_in_any_order(method: str) -> None:
     """The writer first or the readers first, here or there: all end cleanly."""
     remote = start_writer(2, method)
     readers = [MessageQueue.create_from_handle(remote.greeting, rank) for rank in range(2)]

@@ -58,14 +58,14 @@ def race(_link: Link, seed: int) -> int:
     return os.getpid()
 
 
-def test_closing_at_any_moment() -> None:
+def test_a_call_gets_closed_when_its_end_closes_at_any_moment() -> None:
     """A thread in a call of an end, or reading its attributes, gets Closed when it closes."""
     peers = [start(race, seed) for seed in range(2)]
     assert [peer.result() for peer in peers] == [peer.pid for peer in peers]
 
 
 @pytest.mark.parametrize("blocked", [True, False])
-def test_closing_more_than_once_at_once(blocked: bool) -> None:
+def test_several_closes_at_once_act_as_one(blocked: bool) -> None:
     """Three closes of one end at the same time act as one, and all of them return."""
     for _ in range(20):
         with MessageQueue(1, 1, None, 64, 2) as writer:

@@ -43,7 +43,7 @@ def test_second_read(second: Call) -> None:
 
 
 @pytest.mark.parametrize("second", WRITE.values(), ids=WRITE.keys())
-def test_second_write(second: Call) -> None:
+def test_a_second_write_at_once_is_refused(second: Call) -> None:
     """The first call, in another thread, sends its message; the second one sends nothing."""
     with queue_of() as (writer, (reader,)):
         count = fill(writer)
@@ -72,7 +72,7 @@ def test_taking_turns_is_allowed() -> None:
             assert Aside(reader.dequeue).result() == number
 
 
-def test_hammering_from_two_threads() -> None:
+def test_calls_of_two_threads_send_each_message_once() -> None:
     """Whatever is not refused arrives exactly once."""
     total = 2000
     with queue_of(max_chunks=3) as (writer, (reader,)):

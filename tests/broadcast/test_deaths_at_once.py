@@ -163,7 +163,7 @@ def is_at_once(waits: Any) -> bool:
 
 
 @pytest.mark.parametrize("waits", CALLS)
-def test_at_once(waits: Any) -> None:
+def test_a_death_is_seen_at_once(waits: Any) -> None:
     assert is_at_once(waits)
 
 
@@ -260,7 +260,7 @@ def waits_for_a_death_after_a_fork(link: Link, handle: Any) -> None:
         until(lambda: watched_processes() == before)
 
 
-def test_a_death_after_a_fork() -> None:
+def test_a_death_after_a_fork_is_seen() -> None:
     """The thread that the first sleep after the fork starts sees it, and closes what it watched."""
     writer = start_writer()
     reader = start(waits_for_a_death_after_a_fork, writer.greeting)

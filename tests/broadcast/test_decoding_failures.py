@@ -311,7 +311,7 @@ class ReadsMore:
         return "whole"
 
 
-def test_enqueue_inside_enqueue() -> None:
+def test_an_enqueue_inside_an_enqueue_is_refused() -> None:
     """The inner enqueue is refused, and the outer message is sent."""
     with queue_of() as (writer, (reader,)):
         SendsMore.writer, SendsMore.seen = writer, []
@@ -325,7 +325,7 @@ def test_enqueue_inside_enqueue() -> None:
             del SendsMore.writer, SendsMore.seen
 
 
-def test_dequeue_inside_dequeue() -> None:
+def test_a_dequeue_inside_a_dequeue_is_refused() -> None:
     """The inner dequeue is refused, and the outer message is read."""
     with queue_of() as (writer, (reader,)):
         ReadsMore.reader, ReadsMore.seen = reader, []
@@ -343,7 +343,7 @@ FILLINGS = [b"", b"\0", b"\xff", b"\x80\x05N.", b"\x01\x00\x00\x00\x00\x00\x00\x
 
 
 @pytest.mark.parametrize("filling", FILLINGS, ids=repr)
-def test_dequeue_of_a_chunk_filled_by_hand(filling: bytes) -> None:
+def test_a_dequeue_of_a_chunk_filled_by_hand_raises_corrupt_message(filling: bytes) -> None:
     """It is CorruptMessage, a ValueError; the chunk is released and the next one comes."""
     with queue_of(2, max_chunks=1, max_chunk_bytes=64) as (writer, readers):
         for number in range(3):

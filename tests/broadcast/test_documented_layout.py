@@ -26,7 +26,7 @@ def median_delay(moments: list[float], ends: list[float]) -> float:
     return statistics.median(end - moment - late_since(moment, end) for moment, end in windows)
 
 
-def test_foreign_reader_of_our_writer() -> None:
+def test_a_foreign_reader_gets_every_chunk_of_our_writer() -> None:
     """It gets every chunk in order over many laps, beside one of memlane's readers."""
     parts = [bytes([number]) * 50 for number in range(40)]
     with MessageQueue(2, 2, None, 50, 3) as writer:
@@ -48,7 +48,7 @@ def test_foreign_reader_of_our_writer() -> None:
         ours.close()
 
 
-def test_foreign_reader_of_messages() -> None:
+def test_a_foreign_reader_finds_the_pickled_bytes() -> None:
     """It releases what was enqueued, and finds the pickled bytes in the chunk."""
     with MessageQueue(1, 1, None, 200, 2) as writer:
         plain = start(plain_layout.read_everything, ring_in(writer).handle(), 0, 10, method="spawn")
@@ -77,7 +77,7 @@ def test_foreign_release_is_noticed() -> None:
         assert median_delay(plain.result(), ends) <= NOTICED
 
 
-def test_foreign_writer_for_our_reader() -> None:
+def test_our_reader_gets_every_chunk_of_a_foreign_writer() -> None:
     """acquire_read yields its bytes, over many laps, in order."""
     parts = [bytes([number]) * 40 for number in range(40)]
     with queue_of(2, max_chunk_bytes=40, max_chunks=3, ready=False) as (writer, (reader, other)):
@@ -147,7 +147,7 @@ def test_foreign_write_after_a_silence_is_noticed(silence: float, is_first: bool
 
 
 @pytest.mark.parametrize("geometry", [(1, 10, 1), (3, 33, 5)])
-def test_foreign_process_and_a_ring_alone(geometry: tuple[int, int, int]) -> None:
+def test_a_foreign_process_and_a_ring_see_the_same_bytes(geometry: tuple[int, int, int]) -> None:
     """get_data and get_metadata show the bytes that a plain mapping wrote."""
     with ring_of(*geometry) as ring:
         parts = [bytes([number + 1]) * geometry[1] for number in range(geometry[2])]

@@ -8,7 +8,7 @@ from tests.support.queues import drain, flags, queue_of, ring_in
 pytestmark = pytest.mark.unit
 
 
-def test_life_of_a_chunk() -> None:
+def test_the_flags_follow_the_life_of_a_chunk() -> None:
     """Not written, just written, read by some, read by all, written again."""
     with queue_of(3, max_chunks=2) as (writer, readers):
         ring = ring_in(writer)

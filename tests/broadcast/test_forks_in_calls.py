@@ -57,7 +57,7 @@ def in_child_ends_with_wrong_process(parent: int, call: Callable[[], object]) ->
 
 
 @pytest.mark.parametrize("size", [0, 200_000])
-def test_fork_while_pickling(size: int) -> None:
+def test_a_fork_while_pickling_sends_the_message_once(size: int) -> None:
     """The parent's message arrives once, the child sends nothing."""
     with queue_of(max_chunk_bytes=64_000) as (writer, (reader,)):
         message = [ForksWhenPickled(), bytes(size)]
@@ -74,7 +74,7 @@ def test_fork_while_a_large_stream_is_decoded() -> None:
         assert got == [bytes(70_000), 0, bytes(100_000)]
 
 
-def test_fork_in_the_value_of_a_timeout() -> None:
+def test_a_fork_in_the_value_of_a_timeout_does_no_harm() -> None:
     """Even while a timeout is converted, Python code may fork."""
     with queue_of() as (writer, (reader,)):
         timeout: object = ForksAsTimeout()
@@ -86,7 +86,7 @@ def test_fork_in_the_value_of_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_fork_in_a_signal_handler_while_blocked(close: bool) -> None:
+def test_a_fork_in_a_signal_handler_ends_the_childs_call(close: bool) -> None:
     """The child's call ends, even if the handler closes the queue there, which is allowed."""
     parent = os.getpid()
     with queue_of(max_chunks=2) as (writer, (reader,)):

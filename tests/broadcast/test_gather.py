@@ -63,7 +63,9 @@ def counting(_link: Link, handle: GatherHandle, count: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", [10, 100_000])
 @pytest.mark.parametrize("sleeps", [True, False], ids=["one sleep", "a descriptor each"])
-def test_in_order_of_each(size: int, sleeps: bool, method: str, monkeypatch: Any) -> None:
+def test_messages_of_each_writer_arrive_in_order(
+    size: int, sleeps: bool, method: str, monkeypatch: Any
+) -> None:
     """From four processes; also where the system has no futex_waitv."""
     if not sleeps:
         monkeypatch.setattr(module._Reader, "SLEEPS", False)
@@ -84,7 +86,7 @@ def test_in_order_of_each(size: int, sleeps: bool, method: str, monkeypatch: Any
         assert peer.join() == 0
 
 
-def test_in_turn() -> None:
+def test_writers_are_served_in_turn() -> None:
     """Nobody is served twice while another one waits."""
     with gather_of(3, max_chunks=4) as (reader, writers):
         for number in range(4):
@@ -98,7 +100,7 @@ def test_in_turn() -> None:
         assert [reader.dequeue(0) for _ in range(3)] == ["c", "a", "b"]
 
 
-def test_waiting_and_not_waiting() -> None:
+def test_timeout_and_cancel_end_a_wait() -> None:
     """`timeout` and `cancel` are those of a queue."""
     with gather_of(3) as (reader, writers):
         with refuses(TimedOut, match="timed out after 0 s; none of 3 writers has sent a message"):
@@ -135,7 +137,7 @@ def test_a_writer_waits_for_room() -> None:
         assert [reader.dequeue(0) for _ in range(2)] == [1, 2]
 
 
-def test_a_dead_writer(method: str) -> None:
+def test_a_dead_writer_raises_until_it_is_released(method: str) -> None:
     """After its messages, every call raises until it is released; then the others go on."""
     with Gather(3, 4096, 4, name="all") as reader:
         writers = [start_writer(reader, rank, method) for rank in range(3)]
@@ -171,7 +173,7 @@ def test_a_dead_writer(method: str) -> None:
         assert list(reader) == ["the last one"]
 
 
-def test_a_dead_reader() -> None:
+def test_writers_learn_that_the_reader_died() -> None:
     """Writers are told."""
     peer = start(gathering)
     handle = peer.hear()
@@ -235,7 +237,7 @@ def test_a_death_is_the_right_one() -> None:
         assert (caught.value.rank, caught.value.pid) == (0, doomed.pid)
 
 
-def test_wrong_use() -> None:
+def test_wrong_use_is_refused() -> None:
     """Is refused, and changes nothing."""
     for count in (0, -1, 5000):
         with refuses(InvalidArgument):
@@ -298,7 +300,7 @@ def test_a_place_is_for_one_writer() -> None:
         assert list(reader) == [1]
 
 
-def test_errors_of_messages() -> None:
+def test_a_message_that_cannot_be_decoded_is_consumed() -> None:
     """A message that cannot be decoded is consumed; the others are there."""
     with gather_of(2) as (reader, writers):
         writers[0].enqueue(Broken(TimedOut("of its own", 0.0)))
@@ -328,7 +330,7 @@ def raising(error: Exception) -> None:
     raise error
 
 
-def test_two_threads() -> None:
+def test_a_call_of_a_second_thread_is_refused() -> None:
     """One at a time; the other is refused, also where a message is there for it."""
     with gather_of(2) as (reader, writers):
         waiting = Aside(reader.dequeue).until_blocked()
@@ -384,7 +386,7 @@ def test_an_argument_that_raises_ends_no_ring() -> None:
         assert sorted(reader.dequeue(PATIENCE, lend=unsure) for _ in range(2)) == [0, 1]
 
 
-def test_lent_arrays() -> None:
+def test_lent_arrays_belong_to_the_reader() -> None:
     """As of a queue: they are the reader's, and their space is used again when they are dropped."""
     with gather_of(2, max_extent_bytes=32 << 20) as (reader, writers):
         kept = []
@@ -399,7 +401,7 @@ def test_lent_arrays() -> None:
         assert (kept[1] == 19).all()
 
 
-def test_close_from_another_thread() -> None:
+def test_close_from_another_thread_ends_a_wait() -> None:
     """A waiting call raises Closed."""
     with gather_of(3) as (reader, _):
         waiting = Aside(reader.dequeue).until_blocked()
@@ -418,7 +420,7 @@ async def begun(reader: Gather) -> asyncio.Task[Any]:
     return waiting
 
 
-def test_awaited() -> None:
+def test_awaited_calls_return_what_plain_calls_do() -> None:
     """By asyncio, and by selectors: one descriptor for all writers."""
 
     async def play(reader: Gather, writers: list[Gather]) -> list[Any]:
@@ -526,7 +528,7 @@ def sending_for_ever(_link: Link, handle: GatherHandle) -> None:
             writer.enqueue("busy")
 
 
-def test_a_death_beside_a_busy_writer() -> None:
+def test_a_death_beside_a_busy_writer_is_reported_in_a_second() -> None:
     """Is told within a second, though there is always another message."""
     with Gather(2, 4096, 16) as reader:
         busy = start(sending_for_ever, reader.export_handle(0))
@@ -567,7 +569,7 @@ def in_a_child(_link: Link, reader: Gather) -> None:
     reader.close()
 
 
-def test_a_forked_child() -> None:
+def test_a_forked_child_may_only_close_it() -> None:
     """May only close it."""
     with gather_of(2) as (reader, writers):
         time.sleep(0.3)  # the time is what is tested: the next call looks for deaths in passing
@@ -616,7 +618,7 @@ def again() -> None:
     raise KeyboardInterrupt if len(_decoded) == 1 else WriterClosed("its own")
 
 
-def test_statistics() -> None:
+def test_statistics_count_messages_and_lag() -> None:
     """Both roles count the same."""
     with gather_of(2) as (reader, writers):
         for number in range(3):

@@ -37,7 +37,7 @@ def test_without_readers_the_rest_works() -> None:
 
 
 @pytest.mark.parametrize("message", [None, 0, "text", [1, {2: 3}]])
-def test_broadcast_object(message: object) -> None:
+def test_broadcast_object_returns_an_equal_object_to_all(message: object) -> None:
     """The writer sends and gets its own object back; every reader gets an equal one."""
     with queue_of(2) as (writer, readers):
         assert writer.broadcast_object(message) is message

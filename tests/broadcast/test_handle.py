@@ -37,7 +37,7 @@ def test_documented_fields_come_first() -> None:
     assert Handle().local_reader_ranks is not Handle().local_reader_ranks
 
 
-def test_documented_positions() -> None:
+def test_documented_fields_can_be_given_by_position() -> None:
     """The documented fields can be given by position."""
     handle = Handle([3], (1, 2, 3, "memlane-x"), None, "tcp://[::1]:1", True)
     assert handle.local_reader_ranks == [3]
@@ -46,7 +46,7 @@ def test_documented_positions() -> None:
     assert handle.remote_addr_ipv6 is True
 
 
-def test_handle_of_a_queue() -> None:
+def test_a_handle_names_its_ring_and_local_readers() -> None:
     """A queue's handle names its ring and its local readers, and no address."""
     with queue_of(2) as (writer, _):
         for handle in (writer.handle, writer.export_handle(), writer.export_handle(1)):

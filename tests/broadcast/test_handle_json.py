@@ -25,7 +25,7 @@ def test_round_trip() -> None:
         assert Handle.from_json(json.dumps(json.loads(text), indent=2)) == handle
 
 
-def test_attaching_by_json() -> None:
+def test_a_reader_attaches_by_json() -> None:
     """A reader attaches by a handle that was text."""
     with MessageQueue(1, 1, None, 4096, 2) as writer:
         handle = Handle.from_json(writer.export_handle(0).to_json())
@@ -122,7 +122,7 @@ FORGERIES = [(field, value) for field, values in FORGED.items() for value in val
 
 
 @pytest.mark.parametrize(("field", "value"), FORGERIES, ids=repr)
-def test_fields_of_the_wrong_type(field: str, value: Any) -> None:
+def test_fields_of_the_wrong_type_are_refused(field: str, value: Any) -> None:
     """A field with an impossible value is a ValueError."""
     with refuses(ValueError):
         Handle.from_json(json.dumps({**documented(), field: value}))
@@ -144,7 +144,7 @@ def test_fields_of_the_wrong_type(field: str, value: Any) -> None:
     ],
     ids=repr,
 )
-def test_forged_geometry(buffer: list[int]) -> None:
+def test_a_forged_geometry_is_refused(buffer: list[int]) -> None:
     """Numbers that do not fit the segment are refused at the latest when attaching."""
     with MessageQueue(2, 2, None, 64, 2) as writer:
         facts = json.loads(writer.export_handle().to_json())

@@ -11,7 +11,7 @@ def pass_on(_link: Link, handle: Handle) -> Handle:
     return handle
 
 
-def test_pickling(method: str) -> None:
+def test_a_pickled_handle_comes_back_equal(method: str) -> None:
     """A handle comes back equal through any protocol and another process."""
     with queue_of(2) as (writer, _):
         handle = writer.export_handle()

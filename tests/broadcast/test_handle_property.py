@@ -42,19 +42,19 @@ def is_refused(text: str) -> bool:
 
 
 @given(text=st.text())
-def test_any_text(text: str) -> None:
+def test_any_other_text_is_refused(text: str) -> None:
     """Arbitrary text is refused as a ValueError."""
     assert is_refused(text)
 
 
 @given(value=JSON)
-def test_any_json(value: object) -> None:
+def test_any_other_json_is_refused(value: object) -> None:
     """Arbitrary JSON is refused as a ValueError: a handle has a version."""
     assert is_refused(json.dumps(value))
 
 
 @given(name=st.sampled_from(sorted(FACTS)), value=JSON)
-def test_any_value_in_any_field(name: str, value: object) -> None:
+def test_any_value_in_any_field_is_taken_or_refused(name: str, value: object) -> None:
     """A handle with one field replaced is still a handle, or a ValueError."""
     is_refused(json.dumps({**FACTS, name: value}))
 

@@ -40,7 +40,7 @@ def delays_of(writer: MessageQueue, readers: list[Remote]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_four_idle_readers() -> None:
+def test_four_idle_readers_use_almost_no_cpu() -> None:
     """Four blocked readers use less than 0.5 % of one core together, then wake at once."""
     with MessageQueue(4, 4, None, 256, 4) as writer:
         readers = [start_reader(writer.export_handle(rank), rank) for rank in range(4)]
@@ -75,7 +75,7 @@ def test_the_longer_nothing_happens_the_rarer_a_reader_looks() -> None:
 
 
 @pytest.mark.slow
-def test_death_after_a_long_silence() -> None:
+def test_a_death_after_a_long_silence_is_reported_in_a_second() -> None:
     """It is reported within a second, however rarely the reader checks by then."""
     for silence in (1.6, 1.75, 2.0):
         writer = start_writer()

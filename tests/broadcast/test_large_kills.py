@@ -115,7 +115,7 @@ def kill_after(peer: Peer, delay: float) -> float:
     return peer.kill()
 
 
-def test_writers() -> None:
+def test_readers_of_a_killed_writer_get_a_gapless_prefix() -> None:
     """Both readers get a gapless prefix, every byte of it, then WriterDied."""
     for dice in rounds():
         writer = start(writing)
@@ -132,7 +132,7 @@ def test_writers() -> None:
         sweep()  # it died before its queue was ready, and left its name
 
 
-def test_readers() -> None:
+def test_a_killed_reader_costs_the_other_nothing() -> None:
     """The other reader misses nothing, and the file never has more space than its turns need."""
     for dice in rounds():
         with new_writer(2) as writer:

@@ -13,7 +13,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.mark.parametrize("readers", [1, 3, 8])
-def test_sizes_around_a_chunk_and_far_beyond(readers: int) -> None:
+def test_messages_around_a_chunk_and_far_beyond_arrive(readers: int) -> None:
     """Every size arrives whole, in order with small messages, at every reader."""
     sizes = [*range(CHUNK - 80, CHUNK + 80, 7), 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB, 5 * MIB]
     with queue_of(readers, max_chunk_bytes=CHUNK, max_chunks=3) as (writer, ends):
@@ -130,7 +130,7 @@ def test_space_goes_back_without_another_large_message(call: str) -> None:
         assert file_of(writer).st_blocks * 512 < MIB
 
 
-def test_a_poison_message_of_each_size() -> None:
+def test_a_poison_message_of_each_size_raises_once() -> None:
     """M3: a message that cannot be decoded raises once, and the next one arrives."""
     with queue_of(max_chunk_bytes=64 * KIB) as (writer, (reader,)):
         for size in (1, 30 * KIB, 100 * KIB, 3 * MIB):

@@ -131,7 +131,7 @@ def test_a_view_that_no_extent_can_keep() -> None:
         assert all(is_whole(array, number) for number, array in enumerate(kept))
 
 
-def test_blocks_on_chunks() -> None:
+def test_a_chunk_that_is_kept_stays_as_it_is() -> None:
     """A chunk that a reader keeps stays as it is; once all are kept there is none to write to."""
     with queue_of(mode="latest", max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
         assert ring_in(writer).max_chunks == 3
@@ -261,7 +261,7 @@ class Stashing:
 @pytest.mark.parametrize("again", ["dequeue", "dequeue_view", "dropped view", "acquire_read"])
 @pytest.mark.parametrize("size", [9000, 100_000, 3 << 20])
 @pytest.mark.parametrize("mode", ["all", "latest"])
-def test_an_escaped_array_beside_the_next_call(size: int, again: str, mode: str) -> None:
+def test_an_escaped_array_stays_as_it_is(size: int, again: str, mode: str) -> None:
     """Stays as it is, until it is dropped, whatever takes the message then."""
     with queue_of(mode=mode, max_chunk_bytes=1 << 16, max_chunks=3) as (writer, (reader,)):
         Stashing.found.clear()
@@ -303,7 +303,9 @@ def test_an_escaped_array_beside_the_next_call(size: int, again: str, mode: str)
 @pytest.mark.parametrize("newer", [0, 9])
 @pytest.mark.parametrize("how", ["dequeue", "dequeue_view"])
 @pytest.mark.parametrize("size", [9000, 100_000, 1 << 20])
-def test_what_escapes_a_failed_decoding(size: int, how: str, newer: int) -> None:
+def test_an_array_that_escapes_a_failed_decoding_stays_as_it_is(
+    size: int, how: str, newer: int
+) -> None:
     """Stays as it is, whatever comes, and so does what the next call returns."""
     with queue_of(mode="latest", max_chunk_bytes=1 << 16, max_chunks=1) as (writer, (reader,)):
 
@@ -365,7 +367,7 @@ def crowded(_link: Link, keeps: str) -> tuple[list[int], int]:
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 @pytest.mark.parametrize("keeps", ["nothing", "view", "lent"])
-def test_a_crowded_file_system(keeps: str) -> None:
+def test_messages_that_do_not_fit_a_chunk_arrive(keeps: str) -> None:
     """A message that does not fit a chunk is written, read and kept all the same."""
     peer = start(crowded, keeps, method="spawn", command=private_shm("40m"))
     assert peer.result() == ([*range(8)], 0)
@@ -398,7 +400,7 @@ def full(_link: Link) -> str:
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
-def test_a_full_file_system() -> None:
+def test_the_error_of_a_full_file_system_names_who_keeps_what() -> None:
     """Is an error that names who keeps what, and goes when they drop it. No call waits."""
     peer = start(full, method="spawn", command=private_shm("8m"))
     assert "reader 0" in peer.result()
@@ -452,7 +454,7 @@ def counts(link: Link, handle: Handle, rank: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_other_processes(size: int) -> None:
+def test_readers_in_other_processes_get_whole_messages(size: int) -> None:
     """A writer that sends without a pause: whoever reads gets whole messages, and the last one."""
     sent = 3000 if size < 1 << 20 else 300
     with MessageQueue(3, 3, mode="latest", max_chunk_bytes=1 << 16) as writer:
@@ -499,7 +501,7 @@ def test_a_reader_that_is_stopped_or_dies(method: str) -> None:
             new.call("close")
 
 
-def test_late_readers() -> None:
+def test_late_readers_get_the_messages_from_then_on() -> None:
     """Get what is sent from then on."""
     with MessageQueue(2, 2, mode="latest", late_readers=True) as writer:
         writer.wait_until_ready(0)
@@ -590,7 +592,7 @@ def test_blocks_tell_of_the_dead() -> None:
 # What it refuses, and what shows it ---------------------------------------------------------------
 
 
-def test_refusals() -> None:
+def test_calls_that_the_latest_has_not_are_refused() -> None:
     before = segments()
     for mode, kind in ((3, InvalidType), (None, InvalidType), ("newest", InvalidArgument)):
         with refuses(kind, match="mode must be"):

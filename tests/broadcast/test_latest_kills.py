@@ -78,7 +78,7 @@ def attached(handle: Handle, rank: int, seed: int) -> Peer:
     return start(reading, handle, rank, seed)
 
 
-def test_readers() -> None:
+def test_killed_readers_never_make_the_writer_wait() -> None:
     """The writer never waits, tells of each death, and each replacement reads on."""
     dice = random.Random(1)
     with leaving_nothing(), MessageQueue(3, 3, **OPTIONS) as writer:
@@ -105,7 +105,7 @@ def test_readers() -> None:
             peer.kill()
 
 
-def test_writers() -> None:
+def test_readers_of_a_killed_writer_have_read_nothing_torn() -> None:
     """Readers end with WriterDied, and have read nothing that is torn."""
     dice, end = random.Random(2), time.monotonic() + SECONDS
     while time.monotonic() < end:

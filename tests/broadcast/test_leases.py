@@ -76,7 +76,7 @@ def ask_child(queue: MessageQueue) -> str:
     return text
 
 
-def test_a_fork() -> None:
+def test_a_childs_lent_arrays_do_not_change() -> None:
     """The child's arrays do not change, though the parent drops its own and takes others."""
     with new_writer() as writer:
         reader = start_reader(writer.export_handle())
@@ -125,7 +125,7 @@ def copies_of_forks(_queue: MessageQueue, forks: int) -> list[int]:
     return seen
 
 
-def test_many_forks() -> None:
+def test_children_of_many_forks_share_one_copy() -> None:
     """Each lease is copied at the first fork, and all children share that copy."""
     with new_writer() as writer:
         reader = start_reader(writer.export_handle())
@@ -138,7 +138,7 @@ def test_many_forks() -> None:
         reader.call("close")
 
 
-def test_a_killed_reader() -> None:
+def test_a_killed_reader_frees_its_leases_when_released() -> None:
     """Once it is released its leases are void, and their extents are reused."""
     with new_writer(2) as writer:
         doomed = start_reader(writer.export_handle(), 0)
@@ -262,7 +262,7 @@ def writing(link: Link) -> None:
         queue.enqueue(numbered(number % 200), PATIENCE)
 
 
-def test_a_killed_writer() -> None:
+def test_lent_arrays_outlive_a_killed_writer() -> None:
     """Lent arrays stay, even after the last process of the queue has left it."""
     writer = start(writing)
     with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
@@ -293,7 +293,7 @@ np.kept = kept
 
 
 @pytest.mark.parametrize("end", ["pass", "import os; os._exit(0)", "queue.close()", "del queue"])
-def test_an_exit(end: str) -> None:
+def test_an_interpreter_with_leases_exits_cleanly(end: str) -> None:
     """An interpreter with leases exits cleanly; the writer continues."""
     with new_writer() as writer:
         process = subprocess.Popen(

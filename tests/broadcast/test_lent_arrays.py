@@ -141,7 +141,7 @@ def test_whatever_refers_to_it_keeps_it(part_of: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
-def test_tensors(dtype: torch.dtype) -> None:
+def test_tensors_of_every_dtype_are_lent(dtype: torch.dtype) -> None:
     """Tensors of every dtype are lent; several of one message share it."""
     with small_pool(8) as (writer, reader):
         for _ in range(3):
@@ -208,7 +208,7 @@ def test_close_leaves_what_was_lent() -> None:
         assert (other_kept == 9).all()
 
 
-def test_no_pagemap() -> None:
+def test_a_process_without_its_pagemap_drops_all_pages() -> None:
     """A process that may not read its own pagemap drops all pages."""
     import ctypes
 

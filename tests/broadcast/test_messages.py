@@ -66,7 +66,7 @@ ARRAYS: list["np.ndarray[Any, Any]"] = [
 
 
 @pytest.mark.parametrize("message", OBJECTS, ids=lambda message: repr(message)[:30])
-def test_objects(message: Any) -> None:
+def test_any_picklable_object_arrives_as_it_was(message: Any) -> None:
     """Any picklable object arrives equal and of its type at every reader."""
     with queue_of(2, max_chunk_bytes=1 << 20) as (writer, readers):
         writer.enqueue(message)
@@ -104,7 +104,7 @@ def test_bytes_of_another_type_stay_so() -> None:
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}"[:30])
-def test_arrays(array: "np.ndarray[Any, Any]") -> None:
+def test_arrays_of_any_kind_arrive_writable(array: "np.ndarray[Any, Any]") -> None:
     """Arrays of any kind and layout arrive equal, writable, and each reader's own."""
     with queue_of(2, max_chunk_bytes=1 << 20) as (writer, readers):
         writer.enqueue({"array": array, "again": array})
@@ -119,7 +119,7 @@ def test_arrays(array: "np.ndarray[Any, Any]") -> None:
         assert not np.shares_memory(messages[0]["array"], messages[1]["array"])
 
 
-def test_several_large_parts() -> None:
+def test_several_large_parts_keep_their_order() -> None:
     """Many buffers in one message keep their order."""
     message = [np.full(n, n % 251, np.uint8) for n in (0, 1, 7, 8, 9, 70_000, 3, 100_000)] * 2
     with queue_of(max_chunk_bytes=1 << 20) as (writer, (reader,)):
@@ -173,7 +173,7 @@ def test_the_caller_may_change_what_it_sent() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 10])
-def test_many_laps_in_order(chunks: int) -> None:
+def test_thousands_of_messages_arrive_in_order(chunks: int) -> None:
     """Thousands of messages through a few chunks arrive once, in order, at every reader."""
     with queue_of(3, max_chunks=chunks, max_chunk_bytes=256) as (writer, readers):
         numbers = itertools.count()
@@ -185,7 +185,7 @@ def test_many_laps_in_order(chunks: int) -> None:
                 assert [reader.dequeue(timeout=0) for _ in sent] == sent
 
 
-def test_message_sizes_up_to_the_chunk() -> None:
+def test_messages_of_every_size_up_to_the_chunk_arrive() -> None:
     """Every size that fits arrives whole, to the last byte."""
     with queue_of(max_chunk_bytes=1024) as (writer, (reader,)):
         for size in range(800):
@@ -194,7 +194,7 @@ def test_message_sizes_up_to_the_chunk() -> None:
             assert reader.dequeue() == message
 
 
-def test_recursive_objects() -> None:
+def test_recursive_objects_arrive() -> None:
     """An object that contains itself arrives so."""
     message: list[Any] = [1]
     message.append(message)

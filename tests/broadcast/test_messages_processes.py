@@ -9,7 +9,7 @@ from tests.support.queues import start_reader
 pytestmark = pytest.mark.wheel
 
 
-def test_many_messages_between_processes(method: str) -> None:
+def test_many_messages_reach_other_processes_in_order(method: str) -> None:
     """Two readers in processes of their own get all of twenty thousand messages in order."""
     with MessageQueue(2, 2, None, 4096, 8) as writer:
         readers = [start_reader(writer.export_handle(rank), rank, method) for rank in range(2)]

@@ -158,7 +158,7 @@ def explode() -> int:
 
 
 @pytest.mark.parametrize("name", ["json", "", None, 7])
-def test_unknown_serializers(name: object) -> None:
+def test_unknown_serializers_are_refused(name: object) -> None:
     """Refused before anything is made, in the writer and in a handle."""
     with refuses(ValueError, match="serializer"):
         MessageQueue(1, 1, serializer=name)  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def same(left: Any, right: Any) -> bool:
     return repr(left) == repr(right)
 
 
-def test_plain() -> None:
+def test_plain_values_take_the_short_cut() -> None:
     """A scheduler's step takes the short cut, and so do small values."""
     for value in (STEP, [], {}, None, True, 1, 1.5, "x", b"x", [{"a": [{}]}], ["x" * 256]):
         assert is_plain(value)
@@ -113,7 +113,7 @@ def test_plain() -> None:
             assert same(reader.dequeue(), value)
 
 
-def test_identity_inside_a_message() -> None:
+def test_identity_inside_a_message_is_kept() -> None:
     """A container that occurs twice, even in itself, is one object on the other side."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue([SHARED, {"again": SHARED}])
@@ -138,7 +138,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-def test_broken_bytes(garbage: bytes) -> None:
+def test_broken_bytes_raise_memlanes_error(garbage: bytes) -> None:
     """The error is memlane's own; the message is consumed."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(["x" * (len(garbage) - 2)] if len(garbage) > 1 else 1)
@@ -164,7 +164,7 @@ trees = st.recursive(
 
 
 @given(st.lists(trees, max_size=4))
-def test_any_tree(values: list[Any]) -> None:
+def test_any_tree_comes_back_with_its_types(values: list[Any]) -> None:
     """With or without the short cut, it comes back with the same types and values."""
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         for value in values:
@@ -195,7 +195,7 @@ def shape(value: Any, seen: dict[int, int]) -> Any:
 
 
 @given(st.lists(graphs(), max_size=4))
-def test_any_graph(values: list[Any]) -> None:
+def test_any_graph_keeps_its_identities(values: list[Any]) -> None:
     """Identity of objects is preserved exactly as pickle does."""
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         for value in values:

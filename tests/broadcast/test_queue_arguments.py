@@ -45,7 +45,7 @@ def test_all_readers_are_on_this_host_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("argument", ["max_chunk_bytes", "max_chunks"])
 @pytest.mark.parametrize("bad", [0, -1, -(2**70), 1.0, "1", None, 2**62, 2**64, 2**100])
-def test_sizes(argument: str, bad: Any) -> None:
+def test_absurd_sizes_are_refused(argument: str, bad: Any) -> None:
     """Sizes below one, absurd ones and non-integers are refused."""
     with refuses(ValueError, TypeError, MemoryError):
         MessageQueue(1, 1, **{argument: bad})
@@ -54,7 +54,7 @@ def test_sizes(argument: str, bad: Any) -> None:
 @pytest.mark.parametrize(
     "ranks", [[], [0], [0, 1, 2], [0, 0], [-1, 0], [0, 1.0], ["0", "1"], [None, 1], 2, "01"]
 )
-def test_local_reader_ranks(ranks: Any) -> None:
+def test_invalid_local_reader_ranks_are_refused(ranks: Any) -> None:
     """Ranks are as many as local readers, different, integers, and not negative."""
     with refuses(ValueError, TypeError):
         MessageQueue(2, 2, local_reader_ranks=ranks)
@@ -66,14 +66,14 @@ def test_ranks_and_counts_must_match() -> None:
         MessageQueue(3, 3, local_reader_ranks=[0, 1])
 
 
-def test_absurd_numbers_of_readers() -> None:
+def test_absurd_numbers_of_readers_are_refused() -> None:
     """More readers than there can be are refused before anything is reserved for them."""
     for local in (2**40, 1):
         with refuses(ValueError, MemoryError):
             MessageQueue(2**40, local)
 
 
-def test_defaults_and_positions() -> None:
+def test_defaults_and_positions_are_those_of_vllms_class() -> None:
     """Positions and defaults are those that callers of vLLM's class rely on."""
     with MessageQueue(1, 1) as queue:
         assert ring_in(queue).max_chunk_bytes == 10 * 1024 * 1024
@@ -90,7 +90,7 @@ def test_ranks_may_be_any_sequence(ranks: Any) -> None:
         assert queue.handle.local_reader_ranks == list(ranks)
 
 
-def test_smallest_queue() -> None:
+def test_one_chunk_of_one_byte_is_a_queue() -> None:
     """One chunk of one byte is a queue, for those that fill chunks by hand."""
     with (
         MessageQueue(1, 1, None, 1, 1) as writer,

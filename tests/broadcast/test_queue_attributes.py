@@ -9,7 +9,7 @@ from tests.support.queues import queue_of, ring_in
 pytestmark = pytest.mark.unit
 
 
-def test_writer() -> None:
+def test_the_writers_attributes_are_set() -> None:
     """The writer's end."""
     with queue_of(2) as (writer, _):
         assert (writer._is_writer, writer._is_local_reader, writer._is_remote_reader) == (
@@ -26,7 +26,7 @@ def test_writer() -> None:
         assert writer.handle.buffer_handle == ring_in(writer).handle()
 
 
-def test_readers() -> None:
+def test_the_readers_attributes_are_set() -> None:
     """A local reader's end; its flag is its position in the list of ranks."""
     with MessageQueue(3, 3, [7, 3, 11], 64, 2) as writer:
         for position, rank in enumerate([7, 3, 11]):
@@ -66,7 +66,7 @@ def test_counts_on_readers() -> None:
         ("task_done", None),
     ],
 )
-def test_habits_of_other_queues(name: str, instead: str | None) -> None:
+def test_attributes_of_other_queues_name_the_call_to_use(name: str, instead: str | None) -> None:
     """They are no attributes; the error names the call to use, if there is one."""
     with queue_of(1) as (writer, _):
         assert not hasattr(writer, name)
@@ -96,7 +96,7 @@ def test_current_idx_goes_round() -> None:
                 assert reader.current_idx == count % 3
 
 
-def test_no_reader() -> None:
+def test_a_writer_without_readers_has_no_ring() -> None:
     """A writer without readers has no ring."""
     with MessageQueue(0, 0) as writer:
         assert writer.buffer is None

@@ -27,7 +27,9 @@ def hold_a_chunk(queue: MessageQueue) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_blocked_on_a_full_ring(method: str, call: Callable[[MessageQueue], object]) -> None:
+def test_a_writer_that_is_blocked_on_a_full_ring_learns_of_a_death(
+    method: str, call: Callable[[MessageQueue], object]
+) -> None:
     """The blocked call raises with rank and pid, has sent nothing, and so does every later one."""
     with MessageQueue(2, 2, [17, 4], 256, 3) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(17), 17)
@@ -72,7 +74,7 @@ def test_wherever_the_reader_was(when: str) -> None:
             writer.enqueue(number, timeout=0)
 
 
-def test_a_writer_that_never_blocks() -> None:
+def test_a_writer_that_never_blocks_learns_of_a_death() -> None:
     """The first call that begins later than 1 s after the death raises at the latest."""
     with MessageQueue(2, 2, None, 64, 64) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
@@ -115,7 +117,7 @@ def test_found_while_waiting_for_readiness() -> None:
         assert (caught.value.rank, caught.value.pid) == (0, doomed.pid)
 
 
-def test_an_idle_writer() -> None:
+def test_an_idle_writer_learns_of_a_death_in_its_next_call() -> None:
     """A writer that was away while a reader died learns of it in its first call after 1 s."""
     with MessageQueue(1, 1, None, 64, 64) as writer:
         doomed = start_reader(writer.export_handle())
@@ -150,7 +152,7 @@ def test_the_other_readers_go_on() -> None:
             other.call("close")
 
 
-def test_two_at_once() -> None:
+def test_two_readers_that_die_at_once_are_both_named() -> None:
     """Both dead readers are named, one after the other."""
     with MessageQueue(2, 2, None, 256, 2) as writer:
         doomed = [start_reader(writer.export_handle(rank), rank) for rank in range(2)]
@@ -168,7 +170,7 @@ def test_two_at_once() -> None:
         assert {first.pid, caught.value.pid} == {remote.pid for remote in doomed}
 
 
-def test_a_writer_in_another_process() -> None:
+def test_the_error_passes_through_a_pipe() -> None:
     """The error passes through a pipe with its attributes."""
     writer = start_writer(1, max_chunks=2)
     doomed = start_reader(writer.greeting)

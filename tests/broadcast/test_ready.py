@@ -73,7 +73,7 @@ def test_the_queue_works_before_it() -> None:
         reader.close()
 
 
-def test_no_reader() -> None:
+def test_a_writer_without_readers_is_always_ready() -> None:
     """A group of one is always ready."""
     with MessageQueue(0, 0) as writer:
         writer.wait_until_ready()

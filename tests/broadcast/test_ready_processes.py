@@ -96,7 +96,7 @@ def test_process_that_ends_before_it_attaches_to_a_queue_over_the_network(
 
 
 @pytest.mark.parametrize("local", [0, 1])
-def test_processes_that_attach_over_the_network(local: int) -> None:
+def test_processes_that_attached_over_the_network_are_waited_for_no_longer(local: int) -> None:
     """Those that have attached are waited for no longer, and their end costs no processor time."""
     with remote_writer(2, local) as writer:
         for rank in range(local):
@@ -134,7 +134,7 @@ def test_process_that_ends_before_it_attaches(form: Callable[[Any], Any]) -> Non
     [("raise SystemExit(3)", 3), ("import os; os.abort()", -signal.SIGABRT), ("", 0)],
 )
 @pytest.mark.parametrize("is_reaped", [False, True])
-def test_exitcode_of_a_process_that_never_attached(
+def test_the_exitcode_of_a_process_that_never_attached_is_named(
     program: str, code: int, is_reaped: bool
 ) -> None:
     """It is said, and left to its owner, who has perhaps asked for it already."""
@@ -148,7 +148,7 @@ def test_exitcode_of_a_process_that_never_attached(
         assert process.wait() == code
 
 
-def test_processes_that_attach() -> None:
+def test_processes_that_attached_are_waited_for_no_longer() -> None:
     """Those that have attached are waited for no longer, whatever becomes of them."""
     with MessageQueue(2, 2, None, 64, 2) as writer:
         first = start_reader(writer.export_handle(0), 0)

@@ -22,7 +22,7 @@ def test_a_living_reader_is_not_released() -> None:
         assert drain(reader) == [1, 2]
 
 
-def test_an_absent_reader() -> None:
+def test_an_absent_reader_can_be_released() -> None:
     """The writer stops waiting for it, and it can never attach."""
     with MessageQueue(2, 2, [4, 9], 64, 2) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(4), 4)

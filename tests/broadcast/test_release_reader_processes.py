@@ -21,7 +21,7 @@ def test_a_stopped_reader_is_not_released() -> None:
         reader.call("close")
 
 
-def test_a_dead_reader(method: str) -> None:
+def test_the_others_go_on_without_a_released_reader(method: str) -> None:
     """After the release the others get everything in order, and the writer is not blocked."""
     with MessageQueue(2, 2, None, 64, 3) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
@@ -67,7 +67,7 @@ def test_a_reader_whose_death_another_queue_has_reported_is_released() -> None:
             doomed.join()
 
 
-def test_two_dead_readers_one_after_the_other() -> None:
+def test_each_death_raises_until_that_reader_is_released() -> None:
     """Each death is raised until that reader is released."""
     with MessageQueue(3, 3, None, 64, 2) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(1), 1)
@@ -89,7 +89,7 @@ def test_two_dead_readers_one_after_the_other() -> None:
         reader.close()
 
 
-def test_the_last_reader() -> None:
+def test_a_writer_goes_on_when_the_last_reader_is_released() -> None:
     """With all readers dead and released the writer continues alone."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         doomed = start_reader(writer.export_handle())

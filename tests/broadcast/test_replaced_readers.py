@@ -126,7 +126,7 @@ def test_every_later_handle_knows_how_often_a_place_was_opened() -> None:
         MessageQueue.create_from_handle(writer.handle, 1).close()
 
 
-def test_a_reader_in_the_same_process() -> None:
+def test_a_reader_is_replaced_in_the_same_process() -> None:
     """It closes while it keeps a lent array and a view; they stay as they are."""
     with queue_of(max_chunk_bytes=1 << 16, max_chunks=2) as (writer, (reader,)):
         writer.enqueue(np.full(1 << 20, 7, np.uint8))
@@ -226,7 +226,7 @@ def test_the_writer_waits_for_whoever_comes() -> None:
         writer.enqueue("to nobody", timeout=0)
 
 
-def test_wrong_ranks() -> None:
+def test_wrong_ranks_are_refused() -> None:
     """They are refused, and nothing changes."""
     with MessageQueue(3, 3, [4, 2, 7], 64, 3) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(4), 4)
@@ -343,7 +343,7 @@ def taking(link: Link, handle: Handle, rank: int, is_large: bool) -> None:
 
 @pytest.mark.soak(seconds=SECONDS * 2)
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
-def test_random_kills(is_large: bool) -> None:
+def test_replacements_miss_nothing_under_random_kills(is_large: bool) -> None:
     """Every replacement begins with the first message after `readmit`, and misses nothing; nor does
     the other reader, from the beginning to the end."""
     dice = random.Random(7)
@@ -463,7 +463,7 @@ def test_what_observers_see_of_a_replacement() -> None:
 # Late readers -----------------------------------------------------------------------------------
 
 
-def test_late_readers() -> None:
+def test_late_readers_come_when_they_like() -> None:
     """They come when they like, and get what is sent from then on."""
     with MessageQueue(3, 3, None, 64, 2, late_readers=True) as writer:
         writer.wait_until_ready(0)
@@ -495,7 +495,7 @@ def test_late_readers() -> None:
         assert writer.statistics().messages == 19
 
 
-def test_late_readers_in_other_processes(method: str) -> None:
+def test_late_readers_in_other_processes_are_woken_and_missed(method: str) -> None:
     """The one that sleeps is woken by its first message; the one that dies is reported."""
     with MessageQueue(2, 2, None, 64, 2, late_readers=True) as writer:
         writer.wait_until_ready(0)
@@ -526,7 +526,7 @@ def test_a_late_reader_that_nobody_has_counted() -> None:
             assert drain(reader) == ["here"]
 
 
-def test_a_late_reader_at_the_end() -> None:
+def test_a_late_reader_learns_of_the_end() -> None:
     """The queue's writer closes, or dies, before it has counted the late reader."""
     with MessageQueue(1, 1, late_readers=True) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(), 0)

@@ -149,7 +149,7 @@ def test_refused() -> None:
     assert not segments()
 
 
-def test_watched() -> None:
+def test_a_watched_descriptor_shows_the_new_writers_messages() -> None:
     """The descriptor shows the new writer's messages, also after the last one had left."""
     with gather_of(2, ready=False) as (reader, writers):
         poller = select.poll()
@@ -192,7 +192,7 @@ def test_what_observers_see() -> None:
             assert rings == {f"replies[{rank}]": work.handle.queue_id for rank in range(2)}
 
 
-def test_closed_meanwhile(monkeypatch: Any) -> None:
+def test_a_close_meanwhile_ends_the_new_ring(monkeypatch: Any) -> None:
     """By another thread: the new ring goes, too."""
     with gather_of(1) as (reader, (writer,)):
         writer.close()
@@ -327,7 +327,7 @@ class Model:
 @pytest.mark.property
 @given(st.lists(st.tuples(CALLS, st.integers(0, RANKS - 1)), max_size=40))
 @settings(max_examples=60)
-def test_any_sequence_of_calls(steps: list[tuple[str, int]]) -> None:
+def test_any_sequence_of_calls_loses_nothing(steps: list[tuple[str, int]]) -> None:
     """As the table says: no message is lost, doubled, or another writer's."""
     with Gather(RANKS, 64, 3) as reader:
         model = Model(reader)

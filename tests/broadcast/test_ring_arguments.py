@@ -60,7 +60,7 @@ def test_counts_whose_product_wraps() -> None:
 
 
 @pytest.mark.parametrize("name", ["memlane-nobody", "memlane-" + "0" * 32])
-def test_attach_to_nothing(name: str) -> None:
+def test_attaching_to_a_missing_name_raises(name: str) -> None:
     """M9: attaching to a missing name raises at once and says why it may be missing."""
     with refuses(FileNotFoundError, match=name) as caught:
         ShmRingBuffer(2, 64, 3, name=name)
@@ -85,7 +85,7 @@ def test_attach_to_what_is_no_text(name: Any) -> None:
 
 
 @pytest.mark.parametrize("other", [(3, 64, 3), (2, 32, 3), (2, 64, 4), (2, 66, 3), (5, 61, 3)])
-def test_attach_with_another_geometry(other: tuple[int, int, int]) -> None:
+def test_attaching_with_another_geometry_is_refused(other: tuple[int, int, int]) -> None:
     """A layout mismatch is refused with both sides stated, even if the totals agree."""
     with ring_of(2, 64, 3) as ring:
         with refuses(ValueError) as caught:
@@ -103,7 +103,7 @@ def test_attach_with_another_geometry(other: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("argument", NAMES)
 @pytest.mark.parametrize("value", [0, -1, 2.0, 2**70])
-def test_attach_with_bad_numbers(argument: str, value: Any) -> None:
+def test_attaching_with_bad_numbers_is_refused(argument: str, value: Any) -> None:
     """An attaching process gets the same checks as the creator."""
     with ring_of(2, 64, 3) as ring, refuses(ValueError, TypeError, MemoryError):
         ShmRingBuffer(**{**GOOD, argument: value}, name=ring.shared_memory.name)

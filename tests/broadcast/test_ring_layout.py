@@ -14,7 +14,7 @@ GEOMETRIES = [(1, 1, 1), (2, 64, 3), (8, 10, 7), (3, 4096, 2), (300, 5, 2)]
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_attributes(geometry: tuple[int, int, int]) -> None:
+def test_attributes_have_their_documented_values(geometry: tuple[int, int, int]) -> None:
     """The attributes follow from the three counts."""
     n_reader, chunk_bytes, chunks = geometry
     with ring_of(*geometry) as ring:

@@ -11,7 +11,7 @@ from tests.support.queues import path_of, refuses, ring_of
 pytestmark = pytest.mark.unit
 
 
-def test_handle() -> None:
+def test_a_handle_has_the_counts_and_the_name() -> None:
     """The handle is the three counts and the name, and it attaches."""
     with ring_of(2, 64, 3) as ring:
         assert ring.handle() == (2, 64, 3, ring.shared_memory.name)

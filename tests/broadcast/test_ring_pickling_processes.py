@@ -32,7 +32,7 @@ def test_a_pickled_ring_works_in_another_process(method: str) -> None:
             assert bytes(data[:4]) == b"pong"
 
 
-def test_passing_along_through_a_process(method: str) -> None:
+def test_a_ring_is_passed_along_through_a_process(method: str) -> None:
     """Another process can unpickle, ask for the handle and pickle again, for a third to use."""
     with ring_of(2, 64, 3) as ring:
         gone = ShmRingBuffer(2, 64, 3)

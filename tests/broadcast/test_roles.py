@@ -23,7 +23,9 @@ WRITERS_ONLY: dict[str, Callable[[MessageQueue], object]] = {
 
 
 @pytest.mark.parametrize("call", READERS_ONLY.values(), ids=READERS_ONLY.keys())
-def test_readers_only(call: Callable[[MessageQueue], object]) -> None:
+def test_calls_for_readers_only_are_refused_to_a_writer(
+    call: Callable[[MessageQueue], object],
+) -> None:
     """A reader's call on a writer says that only readers may, and changes nothing."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue("kept")
@@ -35,7 +37,9 @@ def test_readers_only(call: Callable[[MessageQueue], object]) -> None:
 
 
 @pytest.mark.parametrize("call", WRITERS_ONLY.values(), ids=WRITERS_ONLY.keys())
-def test_writers_only(call: Callable[[MessageQueue], object]) -> None:
+def test_calls_for_writers_only_are_refused_to_a_reader(
+    call: Callable[[MessageQueue], object],
+) -> None:
     """A writer's call on a reader says that only the writer may, and sends nothing."""
     with queue_of() as (_, (reader,)):
         with refuses(RuntimeError, match="^Only (the )?writers? can ") as caught:
@@ -46,7 +50,7 @@ def test_writers_only(call: Callable[[MessageQueue], object]) -> None:
             reader.dequeue(timeout=0)
 
 
-def test_text_for_dequeue() -> None:
+def test_the_error_of_dequeue_has_the_text_that_users_search_for() -> None:
     """The text that users search for."""
     with queue_of() as (writer, _), refuses(WrongRole, match="Only readers can dequeue: make one"):
         writer.dequeue()

@@ -26,7 +26,7 @@ def try_to_attach(link: Link) -> None:
             link.tell(queue.dequeue(PATIENCE))
 
 
-def test_a_race_for_one_rank() -> None:
+def test_one_process_wins_the_race_for_a_rank() -> None:
     """Exactly one of three processes that attach at once succeeds, again and again."""
     runners = [start(try_to_attach) for _ in range(3)]
     for _ in range(150):
@@ -53,7 +53,7 @@ def test_the_place_of_a_dead_reader_is_not_taken() -> None:
             MessageQueue.create_from_handle(writer.export_handle(), 0)
 
 
-def test_a_rank_in_this_and_in_another_process(method: str) -> None:
+def test_a_rank_is_taken_whichever_process_has_it(method: str) -> None:
     """It does not matter in which process the first one is."""
     with MessageQueue(1, 1, None, 256, 2) as writer:
         first = start_reader(writer.export_handle(), 0, method)

@@ -91,7 +91,7 @@ def damage_the_trailer(_link: Link, part: int, parts: int) -> int:
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_every_byte_of_the_trailer(part: int) -> None:
+def test_no_overwritten_byte_of_the_trailer_crashes(part: int) -> None:
     """Whatever byte behind the documented part is overwritten, no call crashes or hangs."""
     assert start(damage_the_trailer, part, 3).result() > 20
 
@@ -118,7 +118,7 @@ def damage_the_chunk(_link: Link) -> int:
     return tried
 
 
-def test_every_byte_of_a_message() -> None:
+def test_an_overwritten_byte_of_a_message_costs_that_message_only() -> None:
     """Whatever byte of a chunk is overwritten, that message is consumed and the next one comes,
     unless it claims more memory than there is."""
     assert start(damage_the_chunk).result() == CHUNK * len(VALUES)

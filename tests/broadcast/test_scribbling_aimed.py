@@ -125,7 +125,7 @@ def decode_meanwhile(_link: Link, what: str) -> int:
 
 
 @pytest.mark.parametrize("what", OF_QUEUE)
-def test_a_message(what: str) -> None:
+def test_a_scribbled_message_is_right_or_an_error(what: str) -> None:
     """The right bytes or an error of memlane's, and afterwards the queue still works."""
     start(decode_meanwhile, what).result()
 
@@ -196,7 +196,7 @@ def read_meanwhile(link: Link, handle: ShmObjectStorageHandle) -> int:
 
 
 @pytest.mark.parametrize("what", OF_STORE)
-def test_an_object(what: str) -> None:
+def test_a_scribbled_object_is_right_or_an_error(what: str) -> None:
     """The reader gets the right bytes or an error of memlane's; the writer continues."""
     with store_of(1, SIZE, 1 << 13, MsgpackSerde, attached=0, max_objects=8) as (writer, _):
         path = SHM / writer.ring_buffer.handle()[1]

@@ -49,7 +49,7 @@ def kill_after(peer: Peer, delay: float) -> float:
     return peer.kill()
 
 
-def test_writers() -> None:
+def test_readers_of_killed_writers_get_a_gapless_prefix() -> None:
     """Both readers get a gapless prefix, then WriterDied with that pid."""
     for dice in rounds(3):
         with leaving_nothing():
@@ -67,7 +67,7 @@ def test_writers() -> None:
                 assert_in_time(BOUND, killed, moment)
 
 
-def test_readers() -> None:
+def test_killed_readers_cost_the_others_nothing() -> None:
     """The writer raises ReaderDied; after the release the other reader has missed nothing."""
     for dice in rounds(3):
         with leaving_nothing():
@@ -148,7 +148,7 @@ def make_rings(link: Link) -> None:
 
 
 @pytest.mark.parametrize("make", [make_queues, make_rings])
-def test_creators(make: Callable[[Link], None]) -> None:
+def test_a_half_made_segment_of_a_killed_creator_is_swept(make: Callable[[Link], None]) -> None:
     """A half-created segment is gone after the next creation."""
     for dice in rounds(1):
         with leaving_nothing():

@@ -32,7 +32,7 @@ def writing(link: Link) -> int:
     raise AssertionError
 
 
-def test_stopped_at_random() -> None:
+def test_ends_that_are_stopped_at_random_lose_nothing() -> None:
     """For nothing, for a moment, or for longer than the 100 ms after which a wait looks around."""
     for number in range(max(1, STOPS // STOPS_OF_A_QUEUE)):
         dice = random.Random(number)

@@ -132,7 +132,7 @@ def reader_of(role: object, writer: MessageQueue) -> Peer:
     return peer
 
 
-def test_reader_stopped(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_reader_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """It is named as stopped (SIGSTOP)."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = start_reader(writer.export_handle(), 7)
@@ -160,7 +160,7 @@ def test_reader_whose_main_thread_is_blocked(
         reader.kill()
 
 
-def test_reader_spinning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_spinning_reader_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """It is on a core, and not in a call of memlane."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = reader_of(spin, writer)
@@ -182,7 +182,7 @@ def test_reader_slow_in_its_own_code(caplog: pytest.LogCaptureFixture) -> None:
         reader.kill()
 
 
-def test_reader_holding_a_view(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_that_holds_a_view_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """It continued to read, but still refers to a chunk."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = reader_of(hold, writer)
@@ -196,7 +196,9 @@ def test_reader_holding_a_view(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("role", [stay, stay_in_view])
-def test_reader_in_the_block_of_a_view(caplog: pytest.LogCaptureFixture, role: object) -> None:
+def test_a_reader_in_the_block_of_a_view_is_named(
+    caplog: pytest.LogCaptureFixture, role: object
+) -> None:
     """A long block holds its chunk from its start, not only after its end."""
     with MessageQueue(1, 1, [7], 1 << 16, 2) as writer:
         reader = reader_of(role, writer)
@@ -246,7 +248,9 @@ def test_of_many_that_run_the_longest_silent_comes_first(caplog: pytest.LogCaptu
         assert re.findall(r"reader \d", line) == ["reader 1", "reader 2", "reader 0"]
 
 
-def test_reader_in_another_pid_namespace(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_in_another_pid_namespace_is_named_without_its_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its pid means nothing here, and the line does not pretend that it does."""
     if refusal := unshare_refusal():
         pytest.skip(refusal)
@@ -259,13 +263,15 @@ def test_reader_in_another_pid_namespace(caplog: pytest.LogCaptureFixture) -> No
         reader.peer.kill()
 
 
-def test_reader_never_attached(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_that_never_attached_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """It is named as never attached."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         assert blamed(blocked_line(caplog, writer)).startswith("reader 7 (never attached)")
 
 
-def test_reader_dead(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_reader_raises_without_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A death raises an error, without a warning."""
     monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "60")
     with MessageQueue(1, 1, [7], 256, 2) as writer:
@@ -277,7 +283,7 @@ def test_reader_dead(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Monke
         assert warnings_of(caplog) == []
 
 
-def test_writer_idle(caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_an_idle_writer_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """A reader that waits on an idle queue logs nothing."""
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -287,7 +293,7 @@ def test_writer_idle(caplog: pytest.LogCaptureFixture) -> None:
         writer.call("close")
 
 
-def test_writer_stopped(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_writer_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """A writer that cannot write is named."""
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -314,7 +320,7 @@ def test_writer_kept_by_another_reader() -> None:
             blocked.result()
 
 
-def test_writer_asleep() -> None:
+def test_the_timeout_of_a_reader_names_the_writers_state() -> None:
     """A reader's timeout says what the writer does, as a writer's says what the readers do."""
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -328,7 +334,9 @@ def test_writer_asleep() -> None:
         writer.call("close")
 
 
-def test_writer_dead(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_writer_raises_without_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A death raises an error, without a warning."""
     monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "60")
     writer = start_writer()
@@ -365,7 +373,7 @@ def test_lines_become_rarer(caplog: pytest.LogCaptureFixture) -> None:
         assert after - before > times * INTERVAL - 0.15  # both are rounded
 
 
-def test_the_other_setting_and_nonsense(
+def test_vllms_setting_counts_and_nonsense_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's setting counts if memlane's own is unset; an invalid value is logged."""

@@ -16,7 +16,7 @@ from tests.support.queues import fill, queue_of, reader_of, ring_in
 pytestmark = pytest.mark.unit
 
 
-def test_frozen_dataclass() -> None:
+def test_a_snapshot_cannot_be_changed() -> None:
     """A snapshot does not change, and cannot be changed."""
     with queue_of(2) as (writer, readers):
         for end in (writer, *readers):
@@ -32,7 +32,7 @@ def test_frozen_dataclass() -> None:
         assert dataclasses.asdict(before) == copied
 
 
-def test_who() -> None:
+def test_statistics_name_this_end_and_all_readers() -> None:
     """Role, rank and pid of this end, and of all readers."""
     with MessageQueue(2, 2, [5, 3], 64, 2) as writer:
         readers = [MessageQueue.create_from_handle(writer.export_handle(r), r) for r in (5, 3)]
@@ -51,7 +51,7 @@ def test_who() -> None:
             reader.close()
 
 
-def test_messages_and_bytes() -> None:
+def test_messages_and_bytes_are_counted() -> None:
     """Messages and bytes count what was sent, and what was read."""
     with queue_of(2, max_chunk_bytes=4096) as (writer, (one, other)):
         for _ in range(4):
@@ -66,7 +66,7 @@ def test_messages_and_bytes() -> None:
         assert amounts[2] == 0
 
 
-def test_behind() -> None:
+def test_every_end_sees_each_readers_lag() -> None:
     """Every reader's lag in messages, seen from every end, over several laps."""
     with queue_of(2, max_chunks=3) as (writer, (one, other)):
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_waits() -> None:
         assert (writer.statistics().waits, reader.statistics().waits) == (1, 1)
 
 
-def test_state_of_a_reader_that_closed() -> None:
+def test_a_reader_that_closed_is_seen_as_closed() -> None:
     """closed is neither absent nor dead, seen from any end."""
     with queue_of(2) as (writer, (stays, leaves)):
         leaves.close()
@@ -138,7 +138,7 @@ def test_while_a_call_is_blocked() -> None:
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_a_call_that_a_signal_handler_ended(role: str) -> None:
+def test_a_call_that_a_handler_ended_no_longer_counts_as_waiting(role: str) -> None:
     """It no longer counts as waiting, though it ended by an exception."""
 
     def interrupt(*_: object) -> None:
@@ -165,7 +165,7 @@ def signal_when_waiting(end: MessageQueue, waits: int) -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
 
-def test_views_of_a_reader_that_closed() -> None:
+def test_a_reader_that_closed_has_no_views() -> None:
     """It is not waited for any more, so its views are 0."""
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         writer.enqueue(bytearray(5000))
@@ -184,7 +184,7 @@ def test_repr_shows_the_facts() -> None:
         assert "running" in repr(reader.statistics())
 
 
-def test_repr_of_queues() -> None:
+def test_the_repr_of_a_queue_names_role_and_segment() -> None:
     """The repr of an end has class, role, and the segment, even after close."""
     with queue_of() as (writer, (reader,)):
         for end, role in ((writer, "writer"), (reader, "reader")):

@@ -5,7 +5,7 @@ from tests.support import until
 from tests.support.queues import reader_of, start_reader
 
 
-def test_states_of_a_reader(method: str) -> None:
+def test_a_readers_state_follows_its_process(method: str) -> None:
     """absent, running, stopped, running, dead: as the process is at the time."""
     with MessageQueue(1, 1, None, 64, 8) as writer:
         entry = reader_of(writer, 0)

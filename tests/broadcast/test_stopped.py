@@ -10,7 +10,7 @@ from tests.support.queues import BOUND, fill, refuses, start_reader, start_write
 LONGER = 1.5 * BOUND
 
 
-def test_a_stopped_reader(method: str) -> None:
+def test_a_stopped_reader_is_waited_for_and_loses_nothing(method: str) -> None:
     """The writer waits, says who is stopped when it gives up, and nothing is lost."""
     with MessageQueue(2, 2, [3, 8], 256, 4) as writer:
         other = MessageQueue.create_from_handle(writer.export_handle(3), 3)
@@ -46,7 +46,7 @@ def test_a_stopped_reader_that_holds_a_chunk() -> None:
         reader.call("close")
 
 
-def test_a_stopped_writer(method: str) -> None:
+def test_a_stopped_writer_is_waited_for(method: str) -> None:
     """Readers wait for it, and get the next message when it goes on."""
     writer = start_writer(1, method)
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -62,7 +62,7 @@ def test_a_stopped_writer(method: str) -> None:
         writer.call("close")
 
 
-def test_waiting_for_a_stopped_reader_to_attach() -> None:
+def test_a_stopped_reader_that_should_attach_is_not_dead() -> None:
     """wait_until_ready does not take a stopped reader for a dead one."""
     with MessageQueue(2, 2, None, 256, 2) as writer:
         reader = start_reader(writer.export_handle(0), 0)

@@ -29,7 +29,9 @@ keepers = pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
 
 
 @keepers
-def test_write(keep: Callable[[memoryview], object]) -> None:
+def test_a_write_whose_view_survives_publishes_nothing(
+    keep: Callable[[memoryview], object],
+) -> None:
     """Nothing is published while a reference could still change it; then the queue works again."""
     with queue_of(max_chunk_bytes=64, max_chunks=2) as (writer, (reader,)):
         kept: list[object] = []

@@ -49,7 +49,7 @@ class Stated(torch.Tensor):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk", [4096, 1 << 20])
-def test_every_dtype_and_shape(dtype: "torch.dtype", chunk: int) -> None:
+def test_every_dtype_and_shape_arrives(dtype: "torch.dtype", chunk: int) -> None:
     """bfloat16 and float8 included; 0-dim, empty and large ones."""
     with queue_of(max_chunk_bytes=chunk) as (writer, (reader,)):
         for shape in SHAPES:
@@ -61,7 +61,7 @@ def test_every_dtype_and_shape(dtype: "torch.dtype", chunk: int) -> None:
             assert bool(same.all())
 
 
-def test_layouts_and_gradients() -> None:
+def test_layouts_and_gradients_are_kept() -> None:
     """Gaps, transposition and requires_grad; parameters stay parameters."""
     base = torch.arange(60_000.0).reshape(200, 300)
     parameter = torch.nn.Parameter(torch.ones(50, 50))
@@ -85,7 +85,7 @@ def sparse_tensors() -> "list[torch.Tensor]":
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
-def test_sparse_tensors() -> None:
+def test_sparse_tensors_come_back_unchanged() -> None:
     """They come back unchanged, and are freed when dropped (torch's own reducer keeps them)."""
     with queue_of() as (writer, (reader,)):
         for tensor in sparse_tensors():
@@ -101,7 +101,7 @@ def test_sparse_tensors() -> None:
             assert gone() is None
 
 
-def test_unusual_tensors() -> None:
+def test_unusual_tensors_come_back() -> None:
     """Lazy bits, attributes, types, and tensors without memory come back too."""
     base = torch.arange(12_000.0).reshape(30, 400)
     lazy = [base.to(torch.complex64).mul(1j).conj(), base.to(torch.complex64).conj().imag]
@@ -161,7 +161,7 @@ def test_a_piece_is_sent_without_the_rest_of_its_storage(name: str) -> None:
         assert torch.equal(got, piece)
 
 
-def test_types_of_tensors_that_pickle_themselves() -> None:
+def test_tensors_that_pickle_themselves_keep_their_types() -> None:
     """A subclass's own reduction and state, and one that is registered with copyreg, count."""
     base = torch.zeros(1_000_000)
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
@@ -185,7 +185,7 @@ def test_an_attribute_may_refer_to_its_tensor() -> None:
 
 
 @pytest.mark.parametrize("name", ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
-def test_quantized_dtypes_without_a_quantizer(name: str) -> None:
+def test_quantized_dtypes_without_a_quantizer_arrive_pickled(name: str) -> None:
     """torch reads such memory only by its own pickling; msgpack has no tensors."""
     dtype = getattr(torch, name)
     whole = torch.ones(5000, dtype=torch.int32 if name == "qint32" else torch.uint8)

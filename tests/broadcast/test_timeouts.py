@@ -31,7 +31,7 @@ def block(name: str, writer: MessageQueue) -> int:
 
 @calls
 @pytest.mark.parametrize("timeout", EXPIRED)
-def test_expired(name: str, call: Call, timeout: float) -> None:
+def test_expired_timeouts_poll_and_change_nothing(name: str, call: Call, timeout: float) -> None:
     """Zero and negative values poll, and change nothing."""
     with queue_of() as (writer, (reader,)):
         count = block(name, writer)
@@ -57,7 +57,7 @@ def test_expiry_comes_after_the_timeout(name: str, call: Call) -> None:
 
 @calls
 @pytest.mark.parametrize("timeout", [math.nan, -math.nan])
-def test_nan(name: str, call: Call, timeout: float) -> None:
+def test_nan_is_no_timeout(name: str, call: Call, timeout: float) -> None:
     """NaN is no timeout, whether the call would have to wait or not."""
     with queue_of() as (writer, (reader,)):
         with refuses(ValueError) as caught:
@@ -79,7 +79,7 @@ def test_what_is_no_number(name: str, call: Call, timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", ["1", math.nan])
-def test_close_within_no_time(timeout: Any) -> None:
+def test_an_invalid_timeout_closes_nothing(timeout: Any) -> None:
     """An invalid timeout closes nothing, on either end."""
     with queue_of() as (writer, (reader,)):
         for end in (reader, writer):

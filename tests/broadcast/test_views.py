@@ -106,7 +106,9 @@ def views(queue: MessageQueue) -> int:
 
 
 @survivors
-def test_survivor(sent: Any, keep: Callable[[Any], object]) -> None:
+def test_a_surviving_view_raises_and_keeps_its_chunk(
+    sent: Any, keep: Callable[[Any], object]
+) -> None:
     """Leaving raises; the chunk is kept, and given back with the last alias."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=1) as (writer, (reader,)):
         writer.enqueue(sent)
@@ -127,7 +129,7 @@ def test_survivor(sent: Any, keep: Callable[[Any], object]) -> None:
 
 
 @harmless
-def test_no_survivor(sent: Any, use: Callable[[Any], object]) -> None:
+def test_a_block_without_survivors_frees_its_chunk(sent: Any, use: Callable[[Any], object]) -> None:
     """The block's own name is allowed; the chunk is given back when it is dropped."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=1) as (writer, (reader,)):
         writer.enqueue(sent)
@@ -193,7 +195,7 @@ def bytes_of(tensor: "torch.Tensor") -> bytes:
     return bytes(tensor.view(torch.uint8).numpy())
 
 
-def test_tensors_without_a_warning() -> None:
+def test_tensors_in_views_cause_no_warning() -> None:
     """torch would warn about read-only memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,7 +209,7 @@ def test_tensors_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.float32, torch.complex128])
-def test_tensors_in_a_chunk_of_odd_size(dtype: "torch.dtype") -> None:
+def test_unaligned_tensors_are_copied(dtype: "torch.dtype") -> None:
     """torch relies on alignment, so an unaligned tensor is copied."""
     sent = torch.ones(3000).to(dtype)
     with queue_of(max_chunk_bytes=CHUNK + 1) as (writer, (reader,)):
@@ -218,7 +220,7 @@ def test_tensors_in_a_chunk_of_odd_size(dtype: "torch.dtype") -> None:
                 assert torch.equal(view, sent)
 
 
-def test_views_in_any_order() -> None:
+def test_views_are_given_back_in_any_order() -> None:
     """A reader continues while it holds views, and gives them back in any order."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
         for number in range(3):
@@ -249,7 +251,7 @@ def test_views_in_any_order() -> None:
         assert reader.dequeue() == "free"
 
 
-def test_since_when() -> None:
+def test_statistics_show_the_oldest_view() -> None:
     """Statistics give the number of views, and the time of the oldest."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         assert writer.statistics().readers[0].views_since is None
@@ -312,7 +314,7 @@ class Bomb:
         return divmod, (1, 0)
 
 
-def test_timeouts_and_roles() -> None:
+def test_timeouts_and_roles_are_those_of_dequeue() -> None:
     """As `dequeue`: nothing is consumed by a timeout, and only readers may."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         with refuses(TimeoutError), reader.dequeue_view(timeout=0):
@@ -324,7 +326,7 @@ def test_timeouts_and_roles() -> None:
             np.testing.assert_array_equal(view, ARRAY)
 
 
-def test_close_with_views() -> None:
+def test_an_end_with_views_closes_at_once() -> None:
     """The end closes at once; memory stays mapped until the last view goes."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         writer.enqueue(ARRAY)

@@ -45,7 +45,7 @@ exports = pytest.mark.parametrize("export", EXPORTS)
 
 
 @exports
-def test_ring(export: Callable[[ShmRingBuffer], Any]) -> None:
+def test_a_ring_with_a_view_closes(export: Callable[[ShmRingBuffer], Any]) -> None:
     """close() succeeds, name and descriptors go at once, the mapping with the last view."""
     before = holdings("memlane-")
     ring = ShmRingBuffer(2, 64, 3)
@@ -74,7 +74,7 @@ def path_of_name(name: str) -> list[str]:
 
 @exports
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_queue(export: Callable[[ShmRingBuffer], Any], role: str) -> None:
+def test_a_queue_with_a_view_closes(export: Callable[[ShmRingBuffer], Any], role: str) -> None:
     """A queue's close is announced at once, though a view of its ring lives on."""
     with queue_of(1, max_chunks=2) as (writer, (reader,)):
         writer.enqueue("complete")
@@ -149,7 +149,7 @@ def test_dropping_a_queue_that_has_a_view(export: Callable[[ShmRingBuffer], Any]
 
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
-def test_close_inside_a_block(role: str) -> None:
+def test_a_close_inside_a_block_succeeds(role: str) -> None:
     """close() while a chunk is held succeeds, and the chunk can be looked at until it is left."""
     with queue_of(1) as (writer, (reader,)):
         end = writer if role == "writer" else reader

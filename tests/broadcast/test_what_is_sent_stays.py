@@ -19,7 +19,7 @@ class Array(np.ndarray):
 
 
 @pytest.mark.parametrize("size", [100, 50_000])
-def test_a_pickle_buffer_of_the_caller(size: int) -> None:
+def test_a_pickle_buffer_of_the_caller_stays_read_only(size: int) -> None:
     """It stays as read-only as it is, and arrives so at any size."""
 
     class Blob:
@@ -52,7 +52,7 @@ def test_nothing_is_kept_alive() -> None:
         reader.dequeue()
 
 
-def test_a_blocked_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_sent_though_torch_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """`sys.modules["torch"] = None` forbids the import; messages are still sent."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with queue_of() as (writer, (reader,)):
@@ -60,7 +60,7 @@ def test_a_blocked_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reader.dequeue() == 1
 
 
-def test_beside_a_busy_thread() -> None:
+def test_decoding_keeps_the_gil_beside_a_busy_thread() -> None:
     """Decoding a large stream does not hand the GIL over at every few bytes."""
     import threading
     import time

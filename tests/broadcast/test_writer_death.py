@@ -43,7 +43,7 @@ def check_end(end: list[object], pid: int, killed: float) -> list[object]:
     return received
 
 
-def test_between_announcing_and_delivering(method: str) -> None:
+def test_a_death_between_announcing_and_delivering_loses_no_whole_message(method: str) -> None:
     """Readers here and there get the complete messages, nothing of the half one, then the end."""
     writer = start_writer(3, method, max_chunks=8)
     others = [start_reader(writer.greeting, rank, method) for rank in (1, 2)]
@@ -133,7 +133,7 @@ def test_the_writer_dies_before_a_reader_comes(method: str) -> None:
     sweep()
 
 
-def test_a_large_group() -> None:
+def test_a_large_group_learns_of_the_writers_death() -> None:
     """Eight blocked readers in eight processes all learn of it within 1 s."""
     writer = start_writer(8)
     readers: list[Remote] = [start_reader(writer.greeting, rank) for rank in range(8)]

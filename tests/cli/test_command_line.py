@@ -83,7 +83,7 @@ def without(*modules: str) -> list[str]:
     ]
 
 
-def test_version() -> None:
+def test_version_prints_the_version() -> None:
     assert run("--version").stdout == f"memlane {memlane.__version__}\n"
 
 

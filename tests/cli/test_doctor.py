@@ -84,7 +84,9 @@ def test_nothing_hurts_on_a_good_machine() -> None:
         ({"versions": {}}, "command line", "note", "not installed"),
     ],
 )
-def test_each_finding(change: dict[str, Any], topic: str, level: str, words: str) -> None:
+def test_each_finding_follows_from_one_fact(
+    change: dict[str, Any], topic: str, level: str, words: str
+) -> None:
     """One fact differs, and one finding does; what hurts comes first, with its cure."""
     findings = judge(replace(GOOD, **change))
     (finding,) = [one for one in findings if one.topic == topic]
@@ -133,7 +135,7 @@ def test_limits_of_this_process_are_seen() -> None:
     assert (done.stdout, done.stderr) == (f"{1 << 20}\n", "")
 
 
-def test_this_machine() -> None:
+def test_this_machine_has_no_surprising_findings() -> None:
     """Facts that every machine which runs these tests has."""
     machine = look()
     assert machine.shm_total is not None

@@ -114,7 +114,7 @@ def idle(link: Link) -> None:
     link.hear()
 
 
-def test_only_one_process() -> None:
+def test_only_one_process_exports() -> None:
     own = ("--pid", str(os.getpid()))
     with queue_of() as (writer, _), exporter(*own, _SEARCH_EVERY=0.2) as served:
         name = name_in(writer.export_handle())
@@ -149,7 +149,7 @@ def test_what_is_refused() -> None:
     other.kill()
 
 
-def test_a_segment_of_another_version() -> None:
+def test_a_segment_of_another_version_is_counted_and_hides_nothing() -> None:
     """Is counted, and hides nothing."""
     with queue_of() as (writer, _), ShmRingBuffer(1, 64, 1) as ring, exporter() as served:
         path = path_of(ring)
@@ -278,7 +278,7 @@ def test_processes_that_come_and_go() -> None:
         churning.result()
 
 
-def test_many_scrapes() -> None:
+def test_many_scrapes_need_no_more_memory() -> None:
     """Memory stays as it is, and so do descriptors."""
     with queue_of(4) as (writer, _), exporter() as served:
         writer.enqueue(1)
@@ -313,7 +313,7 @@ def _sleeps(link: Link) -> None:
     link.hear()
 
 
-def test_interrupted() -> None:
+def test_an_interrupted_export_ends() -> None:
     with exporter() as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(PATIENCE) == 0
@@ -362,7 +362,7 @@ return wide || boxes.length > 0;
 
 
 @CHROMIUM
-def test_the_page(tmp_path: Path) -> None:
+def test_the_page_names_a_stopped_reader_and_fits_a_phone(tmp_path: Path) -> None:
     """Names a stopped reader within two seconds; fits a phone and a desk, light and dark."""
     with scene() as readers, store_of() as _, exporter() as served, browser() as page:
         address = f"http://127.0.0.1:{served.port}/"
@@ -394,7 +394,7 @@ def test_the_page(tmp_path: Path) -> None:
 
 
 @PROMETHEUS
-def test_prometheus(tmp_path: Path) -> None:
+def test_prometheus_scrapes_and_its_rule_fires(tmp_path: Path) -> None:
     """Scrapes an exporter, and its rule fires for a stopped reader."""
     rules = (files("memlane.metrics") / "alerts.yml").read_text().replace("> 10\n", "> 1\n")
     (tmp_path / "rules.yml").write_text(rules)
@@ -491,7 +491,7 @@ def traced(writer: MessageQueue, text: str, pause: float, options: list[str]) ->
     return done.stdout
 
 
-def test_a_timeline(tmp_path: Path) -> None:
+def test_a_timeline_has_all_calls(tmp_path: Path) -> None:
     """It has the calls of the writer and its readers, in the format that Perfetto reads."""
     output = tmp_path / "trace.json"
     with MessageQueue(1, 1, max_chunk_bytes=1 << 25, max_chunks=2) as writer:

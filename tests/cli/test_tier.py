@@ -92,7 +92,7 @@ def opened(folder: Path, rows: Any) -> Iterator[DiskTier]:
         yield tier
 
 
-def test_a_stopped_tier(folder: Path) -> None:
+def test_a_stopped_tier_is_shown(folder: Path) -> None:
     seen = found("tier", str(folder))
     ((path, (pair,)),) = [each.values() for each in seen["folders"]]
     assert (path, seen["removed"]) == (str(folder), 0)
@@ -106,7 +106,7 @@ def test_a_stopped_tier(folder: Path) -> None:
     assert name("a") in shown
 
 
-def test_an_open_tier(folder: Path, opened: DiskTier, rows: Any) -> None:
+def test_an_open_tier_can_be_shown(folder: Path, opened: DiskTier, rows: Any) -> None:
     stored(opened, rows, 7)
     assert blocks(folder) == {name("a"): 4, name("b"): 1}
     assert [pair.pid for pair in command.pairs_in(folder)] == [os.getpid()]
@@ -157,7 +157,7 @@ def test_an_engine_that_calls_nothing_removes_them(
         assert there(tier) == [1, 8]
 
 
-def test_another_namespace_of_an_open_tier(folder: Path, opened: DiskTier) -> None:
+def test_another_namespace_of_an_open_tier_can_be_shown(folder: Path, opened: DiskTier) -> None:
     purge(folder, "b")
     until(lambda: blocks(folder) == {name("a"): 3})
     assert there(opened) == [0, 1, 2]
@@ -191,7 +191,7 @@ def test_a_tier_that_was_moved_is_asked_there(
     assert there(opened) == []
 
 
-def test_several_folders(folder: Path, rows: Any, tmp_path: Path) -> None:
+def test_several_folders_are_shown_together(folder: Path, rows: Any, tmp_path: Path) -> None:
     """In the folders of a `DiskArray` a namespace need not be in each, and one that is gone stops
     no other."""
     other = tmp_path / "other"

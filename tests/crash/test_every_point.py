@@ -89,7 +89,7 @@ def passages_of(_link: Link) -> set[str]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_death_at_every_point(role: str) -> None:
+def test_a_death_at_every_point_loses_nothing(role: str) -> None:
     """After every death: the right error in time, nothing lost, repeated or left behind."""
     crashes = start(crash, role, method="spawn", command=hooked()).result(SECONDS)
     print()

@@ -18,7 +18,9 @@ SECONDS = float(os.environ.get("MEMLANE_SOAK_TORTURE", "0.7"))
 
 @pytest.mark.soak(seconds=SECONDS + 4 * STANDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_torture(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torture_loses_and_repeats_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No message is lost, doubled, torn or out of order; each ends by the right error; nobody
     stands, and nothing is left."""
     seed = int(os.environ.get("MEMLANE_SOAK_SEED", random.randrange(1 << 32)))

@@ -10,7 +10,9 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "timed out": ("broadcast/test_timeouts.py::test_a_timeout_of_enqueue_sends_nothing",),
         "cancelled": ("broadcast/test_awaiting.py::test_cancelled_sends_send_nothing",),
-        "death": ("broadcast/test_reader_death.py::test_blocked_on_a_full_ring",),
+        "death": (
+            "broadcast/test_reader_death.py::test_a_writer_that_is_blocked_on_a_full_ring_learns_of_a_death",
+        ),
     },
     "`enqueue_many`": {
         "interrupted": (
@@ -27,9 +29,9 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "timed out": (
             "broadcast/test_bursts.py::test_a_batch_waits_for_one_message",
-            "broadcast/test_bursts.py::test_one_of_each_by_one_call",
+            "broadcast/test_bursts.py::test_one_call_returns_a_message_of_each_writer",
         ),
-        "cancelled": ("broadcast/test_bursts.py::test_awaited",),
+        "cancelled": ("broadcast/test_bursts.py::test_awaited_calls_return_what_plain_calls_do",),
         "death": ("broadcast/test_bursts.py::test_a_killed_writer_s_bursts_are_read_first",),
     },
     "`dequeue`, `adequeue`": {
@@ -48,16 +50,16 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
             "broadcast/test_signals.py::test_a_call_that_a_handler_has_left_has_sent_nothing",
         ),
         "timed out": ("broadcast/test_gather.py::test_a_writer_waits_for_room",),
-        "death": ("broadcast/test_gather.py::test_a_dead_reader",),
+        "death": ("broadcast/test_gather.py::test_writers_learn_that_the_reader_died",),
     },
     "`dequeue`, `adequeue` of a `Gather`": {
         "interrupted": (
             "broadcast/test_gather.py::test_whatever_else_raises",
             "broadcast/test_signals.py::test_a_reader_loses_nothing_to_a_handler",
         ),
-        "timed out": ("broadcast/test_gather.py::test_waiting_and_not_waiting",),
-        "cancelled": ("broadcast/test_gather.py::test_awaited",),
-        "death": ("broadcast/test_gather.py::test_a_dead_writer",),
+        "timed out": ("broadcast/test_gather.py::test_timeout_and_cancel_end_a_wait",),
+        "cancelled": ("broadcast/test_gather.py::test_awaited_calls_return_what_plain_calls_do",),
+        "death": ("broadcast/test_gather.py::test_a_dead_writer_raises_until_it_is_released",),
     },
     "`put`": {
         "interrupted": (
@@ -73,7 +75,9 @@ TESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "`SharedOffloadRegion`": {
         "interrupted": ("offload/test_refused.py::test_an_interrupted_wait_leaves_nothing",),
-        "timed out": ("offload/test_races.py::test_waiting_for_a_stopped_creator",),
+        "timed out": (
+            "offload/test_races.py::test_waiting_for_a_stopped_creator_ends_at_the_timeout",
+        ),
         "death": ("offload/test_races.py::test_the_creator_dies_while_others_wait",),
     },
     "`cleanup` of a region": {

@@ -61,7 +61,7 @@ DOCUMENTED = dict(_documented())
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_docstring(name: str) -> None:
+def test_every_public_docstring_names_errors_and_units(name: str) -> None:
     """It exists, says which errors a call raises, and in which units its arguments are."""
     thing = DOCUMENTED[name]
     text = inspect.getdoc(thing) or ""

@@ -109,7 +109,7 @@ def _default_of(parameter: inspect.Parameter) -> str:
     return repr(parameter.default)
 
 
-def test_versions() -> None:
+def test_versions_are_those_of_the_code() -> None:
     """The version numbers are the code's."""
     layout = (ROOT / "native/core/layout.hpp").read_text()
     major, minor = re.findall(r"kLayoutM\w+ = (\d+);", layout)

@@ -163,7 +163,7 @@ def test_a_queue_that_is_never_free_opens_places_between_its_calls() -> None:
         slow.close()
 
 
-def test_a_queue_of_the_latest() -> None:
+def test_a_queue_of_the_latest_is_joined_by_name() -> None:
     with MessageQueue(2, name="frames", serve=True, mode="latest") as writer:
         for lap in range(5):
             writer.enqueue(("missed", lap))

@@ -177,7 +177,7 @@ def test_an_engine_after_one_that_was_killed(place: Path) -> None:
         assert last["metrics"]["vllm:memlane_disk_tier_used"] <= 60 * ROW
 
 
-def test_blocks_that_changed_on_disk(place: Path) -> None:
+def test_blocks_that_changed_on_disk_are_computed_again(place: Path) -> None:
     """Are computed again, with one line."""
     expected, folder = tokens(place, 1), shutil.copytree(killed(place), place / "changed")
     with (folder / "0.data").open("r+b") as data:
@@ -214,7 +214,7 @@ def run(*command: str | Path) -> None:
     subprocess.run(command, check=True)
 
 
-def test_a_disk_without_space(place: Path, disk: Path) -> None:
+def test_an_engine_on_a_disk_without_space_goes_on(place: Path, disk: Path) -> None:
     """Starts with the space that there is, and says so once. Later it loses even that: the engine
     goes on, also with one line, and stores again when there is space."""
     expected = tokens(place, 1)
@@ -266,7 +266,9 @@ def test_a_disk_that_does_not_answer(place: Path, disk: Path) -> None:
 
 @pytest.mark.skipif(bool(redis_servers.REFUSAL), reason=redis_servers.REFUSAL)
 @RELEASES
-def test_a_redis_server_that_engines_share(place: Path, release: str) -> None:
+def test_engines_that_share_a_redis_server_find_each_others_blocks(
+    place: Path, release: str
+) -> None:
     """An engine finds what one before it has computed. Without the server it goes on, with right
     tokens; and with another one, that begins empty."""
     expected = tokens(place, 1)
@@ -320,7 +322,9 @@ def test_routers_know_what_the_disk_has_after_a_restart(place: Path, disks: int)
 
 
 @RELEASES
-def test_data_parallel_replicas_side_by_side(place: Path, release: str) -> None:
+def test_data_parallel_replicas_find_their_blocks_after_a_restart(
+    place: Path, release: str
+) -> None:
     """Each has a pair of files of its own, and finds its blocks after a restart."""
     expected, folder = tokens(place, 1), place / f"replicas-{release}"
     with engine(place, release, 2, data_parallel_size=2, tier=on(folder)) as first:

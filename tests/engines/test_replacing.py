@@ -46,7 +46,9 @@ def test_copies_are_replaced_under_any_name(engine: ModuleType) -> None:
     assert sys.modules["an_importer"].Other is dict
 
 
-def test_all_or_none(engine: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_are_replaced_all_or_none(
+    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If one cannot be replaced, everything is as it was."""
     old, stop = [engine.Queue], engine.Queue.stop
     stubborn = Frozen("stubborn")

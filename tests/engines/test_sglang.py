@@ -14,7 +14,7 @@ def test_every_importer_is_rebound() -> None:
     ]
 
 
-def test_groups() -> None:
+def test_objects_reach_all_ranks_of_a_group() -> None:
     """One rank's objects to all others."""
     run("group", release="0.5")
 
@@ -25,7 +25,7 @@ def test_groups_that_are_switched_in_part() -> None:
     assert len(re.findall(r"errors.Invalid.*MEMLANE_SGLANG=queue in every process", log)) == 2, log
 
 
-def test_words_that_lead_nowhere() -> None:
+def test_words_that_lead_nowhere_are_refused() -> None:
     """SGLang goes on when a plugin raises; it does not start with these."""
     assert "memlane has no 'quue' for SGLang 0.5" in run(
         "switched", release="0.5", fails=True, MEMLANE_SGLANG="quue"

@@ -12,11 +12,11 @@ run = partial(running.run, release="0.5", file="sglang_tier_scenarios")
 
 
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
-def test_tiers_as_a_storage_backend() -> None:
+def test_a_storage_backends_pages_come_back_right_or_not_at_all() -> None:
     """Pages come back right or not at all, to whom they are; two threads call at once."""
     package("redis")
     run("configurations", "pages_come_back", "whose_pages", "a_server_that_ends", "two_threads")
 
 
-def test_a_disk_tier() -> None:
+def test_a_disk_tier_keeps_sglangs_pages() -> None:
     run("on_a_disk")

@@ -202,7 +202,7 @@ def test_the_culprit_is_named(release: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["stopped", "hung"])
-def test_a_worker_of_a_real_vllm(name: str) -> None:
+def test_a_stopped_worker_of_a_real_vllm_is_named_first(name: str) -> None:
     """Its worker 0 waits for worker 1 in a collective, so both are named, who is stopped first."""
     with real_vllm(name) as (core, _, second):
         if not can_trace(core):
@@ -219,7 +219,7 @@ def test_a_worker_of_a_real_vllm(name: str) -> None:
         assert_in_time(1.0 + 2.0, start, end)
 
 
-def test_a_killed_worker_of_a_real_vllm() -> None:
+def test_nothing_false_is_said_of_a_killed_worker_of_a_real_vllm() -> None:
     """vLLM notices, and ends by itself; while it does, nothing false is said."""
     with real_vllm("killed") as (core, first, second):
         done = run_memlane("stuck", "--json", program=PATIENTLY)

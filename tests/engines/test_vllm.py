@@ -54,7 +54,7 @@ def test_every_importer_is_rebound(release: str) -> None:
         ("queue,all", ("queue", "store", "region")),
     ],
 )
-def test_words(text: str, systems: tuple[str, ...]) -> None:
+def test_words_choose_the_systems_to_replace(text: str, systems: tuple[str, ...]) -> None:
     """One or more, in any order; `all` is what there is for the release."""
     assert VLLM.systems_of(text, "0.33") == systems
 
@@ -67,13 +67,13 @@ def test_words(text: str, systems: tuple[str, ...]) -> None:
         ("1", "choose from queue, store, region, separated by commas, or all"),
     ],
 )
-def test_words_that_lead_nowhere(text: str, says: str) -> None:
+def test_words_that_lead_nowhere_are_refused(text: str, says: str) -> None:
     """A word that is no system, or not there yet, is an error that lists the valid ones."""
     with pytest.raises(InvalidArgument, match=says):
         VLLM.systems_of(text, "0.33")
 
 
-def test_errors_end_the_start() -> None:
+def test_vllm_does_not_start_with_a_wrong_word() -> None:
     """vLLM does not start with a word that leads nowhere."""
     assert "memlane has no 'quue' for vLLM 0.33" in run("switched", fails=True, MEMLANE_VLLM="quue")
 
@@ -88,7 +88,7 @@ def test_errors_end_the_start() -> None:
         *[(other, None) for other in ("0.23.2", "0.9.2", "dev")],
     ],
 )
-def test_versions(version: str, release: str | None) -> None:
+def test_every_patch_of_a_tested_release_is_that_release(version: str, release: str | None) -> None:
     """Every patch of a tested release is that release; what is newer gets the newest one's."""
     assert VLLM.release_of(version) == release
 
@@ -122,7 +122,7 @@ def test_newer_versions_keep_what_differs() -> None:
 
 
 @EVERY_RELEASE
-def test_calls_of_the_queue(release: str) -> None:
+def test_the_queue_has_the_calls_of_vllms_class(release: str) -> None:
     """Signatures, attributes and `shutdown`; places on other hosts; handles of the other side."""
     run("calls", "remote_places", "mixed_handles", release=release, **QUEUE)
 
@@ -141,22 +141,22 @@ def test_survivor_that_hangs_is_killed() -> None:
 
 
 @RELEASES
-def test_executor_for_ray(release: str) -> None:
+def test_the_executor_for_ray_shuts_down_once_and_names_deaths(release: str) -> None:
     """Its own shutdown: a second caller waits, its monitor never does; deaths are named."""
     run("ray_worker_dies", "ray_shutdown_joins_its_monitor", release=release, **QUEUE)
 
 
-def test_groups() -> None:
+def test_objects_reach_all_ranks_of_a_group() -> None:
     """One writer and many readers, or the reverse, over torch's groups and vLLM's own."""
     run("groups", TEST_DEVICES="1", **QUEUE)
 
 
-def test_death_of_a_worker() -> None:
+def test_the_death_of_a_worker_is_named_in_a_second() -> None:
     """It is named within a second, with rank and pid, whosever answer is awaited."""
     run("awaited_worker_dies", "another_worker_dies", **QUEUE)
 
 
-def test_stop_of_another_worker() -> None:
+def test_a_stop_of_another_worker_is_named_first() -> None:
     """It is named first, in vLLM's log; an idle wait says nothing."""
     log = run("another_worker_stops", MEMLANE_RINGBUFFER_WARNING_INTERVAL="0.5", **QUEUE)
     stopped = re.search(r"stopped: (\d+)", log)

@@ -28,7 +28,7 @@ def test_callers_of_every_release_are_served(release: str) -> None:
 
 
 @RELEASES
-def test_ranks(release: str) -> None:
+def test_ranks_write_their_cells_and_a_tier_reads_rows(release: str) -> None:
     """Processes write their cells, a tier reads rows; the name goes at the barrier or the end."""
     run("workers_and_scheduler", "barriers", release=release, **REGION)
 
@@ -48,7 +48,7 @@ def test_barriers_that_fail(release: str) -> None:
     assert "peers left (1)" in lines[0]
 
 
-def test_layouts() -> None:
+def test_layouts_give_the_views_that_vllm_expects() -> None:
     """Scenarios: who populates what; canonical views; what is left over, refused or wrong."""
     run("parts", "canonical_views", "bad_input", **REGION)
     run("left_over", "many_starts", **REGION)

@@ -22,7 +22,7 @@ def _clients() -> None:
 
 @REDIS
 @RELEASES
-def test_a_redis_tier_alone(release: str) -> None:
+def test_a_redis_tier_works_without_vllms_manager(release: str) -> None:
     """Its configuration, jobs, questions, figures and end, without vLLM's manager."""
     run(
         *("what_front_ends_import", "keys_of_each_configuration", "secrets"),
@@ -36,7 +36,7 @@ def test_a_redis_tier_alone(release: str) -> None:
 
 @REDIS
 @RELEASES
-def test_behind_vllms_manager(release: str) -> None:
+def test_blocks_that_memory_evicted_come_back(release: str) -> None:
     """Blocks that memory has evicted come back, whatever becomes of the server; with a disk before
     it, too."""
     run(
@@ -50,16 +50,16 @@ def test_behind_vllms_manager(release: str) -> None:
 
 
 @RELEASES
-def test_replicas(release: str) -> None:
+def test_replicas_share_a_folder(release: str) -> None:
     run("replicas_that_share_a_folder", release=release)
 
 
 @RELEASES
-def test_an_object_tier(release: str) -> None:
+def test_an_object_tier_works_under_vllm(release: str) -> None:
     run("in_a_bucket", release=release)
 
 
 @MOONCAKE
 @RELEASES
-def test_a_mooncake_tier(release: str) -> None:
+def test_a_mooncake_tier_works_under_vllm(release: str) -> None:
     run("on_mooncake", release=release)

@@ -31,22 +31,22 @@ def test_images_reach_the_workers(release: str) -> None:
     assert "Warning" not in run("caches", release=release, MEMLANE_VLLM=switch)
 
 
-def test_death_of_a_worker() -> None:
+def test_the_cache_survives_the_death_of_a_worker() -> None:
     """The cache works on for the others."""
     run("worker_dies", **STORE)
 
 
-def test_clear() -> None:
+def test_clear_is_the_writers() -> None:
     """Readers' does nothing; older handles are good until their space is used again."""
     run("cleared", **STORE)
 
 
-def test_signatures() -> None:
+def test_forged_signatures_are_refused() -> None:
     """Made as vLLM makes them, and refused if anything is forged."""
     run("documented_signature", "forged", **STORE)
 
 
-def test_switched_in_part() -> None:
+def test_switching_in_part_names_the_variable() -> None:
     """The side that differs says which variable to set, before it gets anything."""
     run("half_switched", **STORE)
     run("half_switched_the_other_way")
@@ -57,12 +57,12 @@ def test_handles() -> None:
     run("handles", **STORE)
 
 
-def test_name_of_a_killed_client() -> None:
+def test_the_name_of_a_killed_client_is_swept() -> None:
     """It is swept by the next one."""
     run("killed", **STORE)
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
-def test_full_shm() -> None:
+def test_a_full_shm_costs_cached_objects_only() -> None:
     """It costs what is cached, and is no SIGBUS when others take the space."""
     run("full_shm", interpreter=private_shm("128m"), **STORE)

@@ -9,7 +9,7 @@ run = partial(running.run, file="vllm_tier_scenarios")
 
 
 @RELEASES
-def test_the_tier_alone(release: str) -> None:
+def test_the_tier_works_without_vllms_manager(release: str) -> None:
     """Its configuration, files, jobs, holds, metrics and end, without vLLM's manager."""
     run(
         *("keys_of_its_configuration", "namespaces", "openers", "hashes_that_do_not_last"),
@@ -20,7 +20,7 @@ def test_the_tier_alone(release: str) -> None:
 
 
 @RELEASES
-def test_behind_vllms_manager(release: str) -> None:
+def test_blocks_that_memory_evicted_come_back(release: str) -> None:
     """Blocks that memory has evicted come back, right or not at all; and what it evicts."""
     run(
         *("evicted_and_promoted", "corrupt_and_promoted", "too_late_and_promoted"),

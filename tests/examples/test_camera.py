@@ -11,7 +11,7 @@ from tests.support.queues import segments
 EXAMPLE = Path(__file__).parents[2] / "examples" / "camera.py"
 
 
-def test_camera() -> None:
+def test_all_viewers_see_the_latest_frame() -> None:
     """All see the latest frame, however slow they are; one that dies is replaced."""
     before = segments()
     done = subprocess.run(

@@ -11,7 +11,7 @@ from tests.support.queues import segments
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_loader.py"
 
 
-def test_data_loader() -> None:
+def test_every_sample_arrives_once() -> None:
     """Every sample arrives once, although a worker was killed."""
     before = segments()
     done = subprocess.run(

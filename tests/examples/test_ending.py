@@ -106,7 +106,7 @@ def has_an_interpreter(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("ending", ENDING, ids=NAMES)
-def test_signals_while_workers_start(ending: signal.Signals, few: str) -> None:
+def test_signals_while_workers_start_leave_nothing(ending: signal.Signals, few: str) -> None:
     """Ten signals to all processes: the workers' imports are not interrupted, nothing is left."""
     with terminal("--workers", "3", "--prompts", few) as screen:
         until(lambda: len(children_of(screen.process.pid)) == 4)

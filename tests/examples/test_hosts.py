@@ -29,7 +29,7 @@ def run(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedPr
 
 @pytest.mark.slow
 @pytest.mark.hosts
-def test_two_hosts(tmp_path: Path) -> None:
+def test_two_hosts_generate_equal_tokens(tmp_path: Path) -> None:
     """Equal tokens, also over a pause; behind the bound everybody says who is gone, and goes."""
     finished = run("--tokens", "6", "--prompts", write_prompts(tmp_path, PROMPTS))
     said = finished.stdout

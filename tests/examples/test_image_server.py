@@ -17,7 +17,7 @@ pytest.importorskip("httpx", reason=needs("httpx"))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_server.py"
 
 
-def test_image_server() -> None:
+def test_every_answer_of_the_image_server_is_right() -> None:
     """Every answer is right, also after a worker was killed, and nothing is left behind."""
     before = segments()
     done = subprocess.run(

@@ -111,7 +111,9 @@ def test_tokens_are_those_of_a_run_without_offload(device: int, expected: list[b
 
 
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
-def test_blocks_of_another_run(tmp_path: Path, expected: list[bytes]) -> None:
+def test_blocks_of_another_run_are_not_computed_again(
+    tmp_path: Path, expected: list[bytes]
+) -> None:
     """A tier that outlives the engine: prompts are not computed twice, and the tokens are equal."""
     package("redis")
     prefixes = []
@@ -348,7 +350,7 @@ def test_a_cache_that_loses_everything(seed: int) -> None:
     assert all(sequence.is_finished for sequence in batches.sequences)
 
 
-def test_keys_of_blocks() -> None:
+def test_keys_of_blocks_differ_by_all_that_decides_them() -> None:
     """Differ by image, by all tokens so far, and, behind what is shared, by the prompt's length."""
     tokens = bytes(range(50))
     keys = keys_of("", tokens, 32, 50)

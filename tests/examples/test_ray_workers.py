@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_workers.py"
 
 @pytest.mark.slow
 @needed("ray", find_spec("ray") is not None)
-def test_ray_workers() -> None:
+def test_every_step_of_ray_workers_is_answered() -> None:
     """Every step is answered; the killed worker is named, and nothing is left behind."""
     before = segments()
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # its sockets need a short path

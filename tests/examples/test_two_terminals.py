@@ -15,7 +15,7 @@ EXAMPLE = ROOT / "examples/two_terminals"
 
 
 @pytest.mark.parametrize("first", ["writer.py", "reader.py"])
-def test_a_name(first: str, tmp_path: Path) -> None:
+def test_two_terminals_meet_by_a_name(first: str, tmp_path: Path) -> None:
     """The reader gets every message, both end by themselves, and the folder is empty."""
     environment = {**os.environ, "MEMLANE_RUN": str(tmp_path / "run")}
     second = "reader.py" if first == "writer.py" else "writer.py"

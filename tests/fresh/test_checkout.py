@@ -24,14 +24,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     return checkout
 
 
-def test_old_pip_and_a_blank_in_the_path(built: Checkout) -> None:
+def test_the_demo_runs_with_an_old_pip_and_a_blank_in_the_path(built: Checkout) -> None:
     """The demo ran; pip is still the old one, and torch was not needed."""
     version = built.run(built.python, "-m", "pip", "--version").stdout
     assert version.startswith("pip 23.0.1 ")
     assert built.run(built.python, "-c", "import torch").returncode == 1
 
 
-def test_blank_in_the_path_of_the_native_builds(built: Checkout) -> None:
+def test_the_native_builds_work_with_a_blank_in_the_path(built: Checkout) -> None:
     """The C++ tests and the build with sync hooks work there, too."""
     built.make("native-build", "hooks")
     seen = built.run(
@@ -48,13 +48,13 @@ def test_nothing_is_set_up_twice(built: Checkout) -> None:
     assert "pip" not in built.make("demo")
 
 
-def test_one_core(built: Checkout) -> None:
+def test_the_demo_runs_on_one_core(built: Checkout) -> None:
     """Six processes run on one core as on several."""
     made = built.run("taskset", "-c", "0", "make", "demo")
     assert made.returncode == 0, made.stdout
 
 
-def test_copied_checkout(built: Checkout, tmp_path: Path) -> None:
+def test_a_copied_checkout_runs_its_own_code(built: Checkout, tmp_path: Path) -> None:
     """A copy runs its own code, not that of the original folder."""
     shutil.copytree(built.folder, tmp_path / "copy", symlinks=True)
     Checkout(tmp_path / "copy").make_demo()

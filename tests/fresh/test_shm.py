@@ -50,7 +50,7 @@ def run(place: str, folder: Path, *command: object) -> "subprocess.CompletedProc
 
 
 @places
-def test_demo(place: str, tmp_path: Path) -> None:
+def test_the_demo_works_or_names_the_fault_of_shm(place: str, tmp_path: Path) -> None:
     """It works, or says in one line what is wrong with /dev/shm."""
     done = run(place, tmp_path, sys.executable, "-m", "engine", "--plain")
     if place == "64 MiB":
@@ -63,7 +63,7 @@ def test_demo(place: str, tmp_path: Path) -> None:
 
 @places
 @pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES)
-def test_example(place: str, text: str, tmp_path: Path) -> None:
+def test_an_example_works_or_names_the_fault_of_shm(place: str, text: str, tmp_path: Path) -> None:
     """It works, or raises an error of memlane's that says what is wrong with /dev/shm."""
     script = tmp_path / "example.py"
     script.write_text(text)

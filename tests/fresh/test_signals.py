@@ -55,7 +55,7 @@ def seconds(arguments: tuple[str, ...]) -> float:
     [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT],
     ids=lambda kind: kind.name,
 )
-def test_a_signal_at_any_moment(
+def test_a_signal_at_any_moment_leaves_nothing(
     kind: signal.Signals, arguments: tuple[str, ...], seconds: float
 ) -> None:
     for number in range(ROUNDS):

@@ -60,7 +60,7 @@ def configure(tree: Path) -> list[object]:
     ]
 
 
-def test_no_compiler(tree: Path) -> None:
+def test_a_missing_compiler_is_named(tree: Path) -> None:
     """pip shows one sentence with the name of the package."""
     status, said = run(tree, str(TOOLS), *build(tree))
     assert status != 0
@@ -80,7 +80,7 @@ def test_compiler_that_comes_later(tree: Path) -> None:
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 @pytest.mark.parametrize("how", [build, configure], ids=["pip", "cmake"])
-def test_no_headers(tree: Path, how: object) -> None:
+def test_missing_headers_are_named(tree: Path, how: object) -> None:
     """The same for Python's headers."""
     assert callable(how)
     headers = sysconfig.get_path("include")

@@ -10,7 +10,7 @@ from tests.support.regions import PAGE
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(gpu: Device, scene: Callable[..., None]) -> None:
+def test_each_scene_goes_well(gpu: Device, scene: Callable[..., None]) -> None:
     scene(gpu)
 
 
@@ -19,7 +19,7 @@ def test_scene(gpu: Device, scene: Callable[..., None]) -> None:
     [(scene, nbytes) for scene, sizes in SIZED_SCENES.items() for nbytes in sizes],
     ids=lambda one: one if isinstance(one, int) else one.__name__,
 )
-def test_sized_scene(gpu: Device, scene: Callable[..., None], nbytes: int) -> None:
+def test_each_sized_scene_goes_well(gpu: Device, scene: Callable[..., None], nbytes: int) -> None:
     scene(gpu, nbytes)
 
 

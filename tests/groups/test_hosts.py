@@ -28,7 +28,7 @@ def nodes(_link: Link, group: TcpGroup) -> list[list[bool]]:
     return [in_the_same_node_as(group, source, timeout=PATIENCE) for source in range(3)]
 
 
-def test_in_the_same_node() -> None:
+def test_in_the_same_node_finds_who_shares_memory() -> None:
     """Two ranks here and one elsewhere, although they share host name and addresses."""
     before = segments()
     with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
@@ -58,7 +58,7 @@ def one_queue_each(_link: Link | None, group: TcpGroup) -> list[object]:
     return read
 
 
-def test_queues_over_hosts() -> None:
+def test_queues_over_hosts_share_memory_where_they_can() -> None:
     """Readers that share the writer's memory read from it, the others over the network."""
     before = segments()
     with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
@@ -91,7 +91,7 @@ with (
 
 
 @pytest.mark.skipif(bool(lab.refusal()), reason=lab.refusal() or "")
-def test_hosts_without_a_default_route() -> None:
+def test_hosts_without_a_default_route_reach_the_writer() -> None:
     """The writer offers the address by which it reaches the group: it offered 127.0.0.1."""
     with lab.Host() as one, lab.Host() as two, lab.Cable(one, two) as cable:
         host = cable.addresses[0]

@@ -151,7 +151,7 @@ def call_when_told(link: Link, group: TcpGroup) -> None:
         link.tell(queue.dequeue(PATIENCE))
 
 
-def test_processes(method: str) -> None:
+def test_a_process_killed_before_the_call_is_named(method: str) -> None:
     """Real ones; a rank that is killed before the call is named, without it a new group works."""
     before = segments()
     with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:

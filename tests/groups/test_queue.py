@@ -44,7 +44,7 @@ def test_any_rank_writes(kind: str) -> None:
                 assert {r.rank for r in queues[writer].statistics().readers} == set(readers)
 
 
-def test_several_queues_at_once(kind: str) -> None:
+def test_several_queues_at_once_do_not_mix(kind: str) -> None:
     """From each rank to all others, over one group, without mixing them up."""
     with (
         groups_of(kind, 3) as groups,
@@ -61,7 +61,7 @@ def test_several_queues_at_once(kind: str) -> None:
                 assert queues[writer][end].dequeue(PATIENCE) == writer
 
 
-def test_broadcast_object_as_engines_use_it(kind: str) -> None:
+def test_broadcast_object_gives_all_ranks_the_object(kind: str) -> None:
     """All ranks make one call, and all have the writer's object."""
     with groups_of(kind, 2) as groups, queues_over(groups, 1) as queues:
         on_writer, on_reader = queues[1], queues[0]
@@ -69,7 +69,7 @@ def test_broadcast_object_as_engines_use_it(kind: str) -> None:
         assert on_reader.broadcast_object() == {"a": 1}
 
 
-def test_group_of_one(kind: str) -> None:
+def test_a_group_of_one_asks_nobody(kind: str) -> None:
     """Nothing is asked of the group, and nothing is created."""
     before = segments()
     with groups_of(kind, 1) as (group,):
@@ -89,7 +89,7 @@ def test_options_are_the_queues(kind: str) -> None:
 
 
 @pytest.mark.parametrize("source", range(3))
-def test_in_the_same_node(kind: str, source: int) -> None:
+def test_in_the_same_node_finds_who_shares_memory(kind: str, source: int) -> None:
     """Here all see all; the probe is gone when the calls return."""
     before = segments()
     with groups_of(kind, 3) as groups:
@@ -97,7 +97,7 @@ def test_in_the_same_node(kind: str, source: int) -> None:
     assert segments() == before
 
 
-def test_error_of_the_writer(kind: str) -> None:
+def test_an_error_of_the_writer_reaches_all(kind: str) -> None:
     """It raises its own error, the others at once one that names it; the next call works."""
     before = segments()
     with groups_of(kind, 3) as groups:
@@ -113,7 +113,7 @@ def test_error_of_the_writer(kind: str) -> None:
             assert queues[2].dequeue(PATIENCE) == "works"
 
 
-def test_error_of_a_reader(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_reader_reaches_all(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, and the writer's memory is freed."""
     attach = MessageQueue.create_from_handle
 
@@ -155,7 +155,7 @@ def test_what_is_no_group(group: object) -> None:
         create(group, *SMALL)
 
 
-def test_group_that_contradicts_itself() -> None:
+def test_a_group_that_contradicts_itself_is_refused() -> None:
     class Odd:
         rank, world_size = 3, 2
 
@@ -170,7 +170,9 @@ def test_host_names_say_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert on_ranks(in_the_same_node_as, groups, 1) == [[True, True]] * 2
 
 
-def test_probe_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_probe_of_another_user_counts_as_not_shared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A segment that is visible but refused counts as not shared; the log says why."""
     from memlane import SegmentRefused
     from memlane.broadcast import grouping

@@ -49,7 +49,7 @@ def board_of(group: TcpGroup) -> Any:
 
 
 @pytest.mark.parametrize("said", ANNOUNCED, ids=["command", "message"])
-def test_a_huge_frame_before_a_key(said: bytes) -> None:
+def test_a_huge_frame_before_a_key_ends_the_connection(said: bytes) -> None:
     """Its announcement ends the connection.
 
     Fails without the guard: all of it was taken, because a member's values may be as large.
@@ -77,7 +77,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("said", WORDS.values(), ids=WORDS)
-def test_a_thousand_strangers(said: bytes) -> None:
+def test_a_thousand_strangers_do_not_keep_ranks_out(said: bytes) -> None:
     """Few of them wait at the door at once; ranks get through meanwhile.
 
     Fails without the guard: every one took a descriptor, until its handshake had lasted too long.
@@ -125,7 +125,7 @@ def test_half_a_frame_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [3999, 4000, 4001, 5_000_000])
-def test_large_values(nbytes: int) -> None:
+def test_large_values_arrive_in_pieces(nbytes: int) -> None:
     """In pieces, both ways."""
     with groups_of("tcp", 3) as groups:
         for src in range(2):
@@ -152,7 +152,7 @@ def one_that_listens(said: bytes) -> Iterator[tuple[int, list[bytes]]]:
         serving.result()
 
 
-def test_a_stranger_in_the_place_of_rank_0() -> None:
+def test_a_stranger_in_the_place_of_rank_0_gets_no_frame_in() -> None:
     """A rank takes no frame from it that is huge, either."""
 
     def ends_it(seconds: float) -> None:
@@ -190,7 +190,7 @@ def test_a_member_that_vanishes_leaves_nothing() -> None:
             until(lambda: not kept._waiting and not kept._members.connections, "it is forgotten")
 
 
-def test_many_calls() -> None:
+def test_many_calls_use_a_connection_each() -> None:
     """Each has a connection of its own, which may still be ending when the next one begins.
 
     Fails without the guard: addresses of monitors were used again too early.
@@ -265,7 +265,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("value", FOREIGN)
 @pytest.mark.parametrize("step", ["broadcast", "scatter", "gather", "left", "rest"])
-def test_values_of_another_version(step: str, value: bytes) -> None:
+def test_values_of_another_version_are_refused(step: str, value: bytes) -> None:
     """The rank that should have got them is told, in every kind of step."""
     if step == "left" and b"over" not in value:
         value = b"\xc1"
@@ -305,7 +305,7 @@ def test_delivered_bytes_that_are_none() -> None:
             assert caught.value.rank == 0
 
 
-def test_frames_of_members_of_all_kinds() -> None:
+def test_rank_0_outlives_frames_of_all_kinds() -> None:
     """Rank 0 outlives each of them, also in values that other requests have put there."""
     frames = [b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"]
     frames += [os.urandom(n) for n in (1, 48, 4000)] + [b"\x91" * 3000, struct.pack("<Q", 1)]
@@ -321,7 +321,7 @@ def test_frames_of_members_of_all_kinds() -> None:
         store._connection.close(0)
 
 
-def test_a_keyless_member_of_zeromq() -> None:
+def test_a_keyless_member_of_zeromq_is_ignored() -> None:
     """With the right protocol and the wrong key, a thousand frames are nothing."""
     with groups_of("tcp", 2) as groups, zmq.Context() as context:
         public, secret = zmq.curve_keypair()
@@ -339,7 +339,7 @@ def test_a_keyless_member_of_zeromq() -> None:
         assert len(board_of(groups[0])._members.connections) == 2  # the members
 
 
-def test_plain_zeromq() -> None:
+def test_plain_zeromq_gets_no_further_than_the_handshake() -> None:
     """Without any encryption nobody comes further than the greeting."""
     with groups_of("tcp", 2) as groups:
         said = heard_until_its_end(

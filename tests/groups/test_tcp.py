@@ -35,7 +35,7 @@ pytestmark = pytest.mark.wheel
 DATA = {"text": "ü", "bytes": b"\0", "list": [1, None, 2.5, True]}
 
 
-def test_broadcast_obj() -> None:
+def test_broadcast_obj_carries_plain_data_from_any_rank() -> None:
     """Plain data from any rank, in order; tuples come back as lists."""
     with groups_of("tcp", 3) as groups:
         for src in range(3):
@@ -131,7 +131,7 @@ def test_little_stays_of_calls_that_failed() -> None:
 
 
 @pytest.mark.parametrize("secret", ["another secret of the tests", b"\xff" * 16])
-def test_another_secret(secret: str | bytes) -> None:
+def test_a_peer_with_another_secret_is_refused(secret: str | bytes) -> None:
     """A peer with another secret gets no answer, and an error that says what may be wrong."""
     with groups_of("tcp", 2) as (first, second):
 
@@ -220,7 +220,7 @@ def test_nothing_is_ever_unpickled(curve: str) -> None:
     assert not Bomb.went_off
 
 
-def test_plain_tcp_stranger() -> None:
+def test_a_plain_tcp_stranger_does_no_harm() -> None:
     """Bytes of no protocol, and connections that say nothing, do no harm."""
     with groups_of("tcp", 2) as (first, second):
         strangers = [socket.create_connection(("127.0.0.1", first.port)) for _ in range(8)]
@@ -232,7 +232,7 @@ def test_plain_tcp_stranger() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "short", b"fifteen bytes.."])
-def test_short_secret(secret: str | bytes) -> None:
+def test_a_short_secret_is_refused(secret: str | bytes) -> None:
     with refuses(ValueError, match="at least 16 bytes"):
         TcpGroup("127.0.0.1", 0, 0, 1, secret=secret)
 
@@ -265,7 +265,7 @@ def test_host_that_is_not_known() -> None:
         TcpGroup("no.such.host.invalid", 1, 0, 1, secret=SECRET)
 
 
-def test_address_of_another_host() -> None:
+def test_rank_0_listens_on_the_given_address_only() -> None:
     """Rank 0 listens on the given address only, or not at all."""
     with refuses(OSError, match="cannot listen"):
         TcpGroup("192.0.2.1", 0, 0, 1, secret=SECRET)
@@ -285,7 +285,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return known
 
 
-def test_a_name_with_several_addresses(names: dict[str, list[str]]) -> None:
+def test_a_name_with_several_addresses_is_found(names: dict[str, list[str]]) -> None:
     """Rank 0 listens on those of its host; the others find one, also before it listens.
 
     Fails without the guard: only the first address counted.
@@ -306,7 +306,7 @@ def test_a_name_with_several_addresses(names: dict[str, list[str]]) -> None:
         ]
 
 
-def test_several_addresses_before_rank_0_listens(names: dict[str, list[str]]) -> None:
+def test_an_unreachable_address_is_passed_over(names: dict[str, list[str]]) -> None:
     """One that cannot be reached is passed over for one that refuses."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.2", 0))
@@ -340,7 +340,7 @@ def test_a_link_local_address_keeps_its_scope() -> None:
     assert address.at(5) == "tcp://[fe80::1%lo]:5"
 
 
-def test_ipv6() -> None:
+def test_ipv6_addresses_work() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
@@ -361,7 +361,7 @@ def test_secret_is_not_shown() -> None:
             assert secret not in shown
 
 
-def test_closed() -> None:
+def test_closed_objects_raise() -> None:
     with groups_of("tcp", 2) as groups:
         for group in groups:
             group.close()
@@ -556,7 +556,7 @@ def test_a_connection_that_comes_back_while_its_rank_computes(
     given_time(comes_back_within, 0.8)
 
 
-def test_calls_without_a_deadline() -> None:
+def test_calls_without_a_deadline_find_each_other() -> None:
     """One behind the other: the second looks for what the first has left.
 
     Fails without the guard: so long a poll is refused ("timeout is too large").

@@ -78,7 +78,7 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_gloo() -> None:
+def test_gloo_groups_carry_queues_and_name_missing_ranks() -> None:
     """The world, and a sub-group with other ranks; a rank that does not come is named."""
     before = segments()
     peers = [start(rank_of_torch, rank) for rank in range(SIZE)]
@@ -104,7 +104,7 @@ def test_gloo() -> None:
     assert segments() == before
 
 
-def test_file_store(tmp_path: Path) -> None:
+def test_a_file_store_reports_timeouts(tmp_path: Path) -> None:
     """Stores differ in how they wait, and in how they report a timeout."""
     store = dist.FileStore(str(tmp_path / "store"), 2)
     groups = [dist.ProcessGroup(store, rank, 2) for rank in range(2)]
@@ -132,7 +132,7 @@ def test_store_that_is_gone() -> None:
         in_the_same_node_as(group, 0, timeout=PATIENCE)
 
 
-def test_group_with_a_store() -> None:
+def test_groups_with_a_store_name_missing_ranks() -> None:
     """Groups that are not torch's but have one of its stores name missing ranks, too."""
 
     class Group:
@@ -257,7 +257,7 @@ def test_a_board_that_was_closed_is_passed_by_all() -> None:
     they_meet(store)
 
 
-def test_no_descriptor_for_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_without_a_descriptor_offers_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
     """No board is offered then. Fails without the guard: the offer of a closed one stayed."""
 
     def none() -> Any:
@@ -420,7 +420,7 @@ except RankMissing as error:
 
 
 @pytest.mark.skipif(bool(lab.refusal()), reason=lab.refusal() or "")
-def test_a_rank_alone_on_its_host() -> None:
+def test_a_rank_alone_on_its_host_is_met_and_missed() -> None:
     """The ranks meet at the address by which a host reaches the store, and a death is seen."""
     with lab.Host() as one, lab.Host() as two, lab.Cable(one, two) as cable:
         arguments = cable.addresses[0], str(PATIENCE)

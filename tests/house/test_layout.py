@@ -85,7 +85,7 @@ def test_failures_have_their_texts() -> None:
 
 
 @pytest.mark.parametrize("file", PYTHON, ids=lambda p: p.name)
-def test_no_assert_in_the_library(file: Path) -> None:
+def test_the_library_has_no_assert(file: Path) -> None:
     """`python -O` removes asserts; checks must stay."""
     tree = ast.parse(file.read_text())
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]

@@ -26,7 +26,7 @@ WHEELS = {
 }
 
 
-def test_wheels_of_a_release() -> None:
+def test_a_release_has_exactly_these_wheels() -> None:
     """cibuildwheel builds for these and no others, so for no free-threaded interpreter."""
     cibuildwheel = Path(sys.executable).parent / "cibuildwheel"
     run = subprocess.run(
@@ -50,7 +50,7 @@ def test_versions_that_are_named() -> None:
     assert named & {str(version) for version in range(100)} == wheels
 
 
-def test_images_of_a_release() -> None:
+def test_the_images_of_a_release_are_no_newer_than_promised() -> None:
     """Wheels need glibc 2.28 or musl 1.2, and no later one."""
     images = {
         name: image
@@ -101,7 +101,7 @@ def page() -> str:
     return project_page.absolute(README, SOURCE, f"v{memlane.__version__}")
 
 
-def test_page_on_pypi() -> None:
+def test_the_page_on_pypi_renders() -> None:
     """PyPI renders it, and its links lead to the repository, whose files PyPI does not have."""
     html = readme_renderer.markdown.render(page())
     assert html
@@ -124,7 +124,7 @@ def test_links_of_the_readme_exist() -> None:
             assert (ROOT / target.partition("#")[0]).exists(), target
 
 
-def test_links_of_a_page() -> None:
+def test_links_of_a_page_are_found() -> None:
     """Links, pictures and references; code is left alone."""
     text = (
         "[a](docs/a.md#b 'title') ![p](b.svg) [`c`](#d) [![e](f.png)](g.md) [h](https://i/j.md)\n"

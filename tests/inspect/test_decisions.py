@@ -142,7 +142,7 @@ def test_a_caller_with_a_timeout_waits_since_it_has_asked() -> None:
     assert wait.seconds == pytest.approx(30)
 
 
-def test_one_of_two_busy_workers() -> None:
+def test_stacks_tell_which_of_two_busy_workers_is_to_blame() -> None:
     """Only stacks tell which: the one inside a collective waits for the other."""
     (wait,) = found(*engine(BUSY, who(SECOND, rank=1, sent=5, ago=30)))
     assert named([wait]) == [(ENGINE, [FIRST, SECOND], False)]
@@ -173,7 +173,7 @@ def test_of_queues_that_do_not_name_each_other_the_younger_process_answers() -> 
 
 
 @pytest.mark.parametrize(("activity", "since"), [("waiting", 0.1), ("elsewhere", None)])
-def test_a_full_ring_without_progress(activity: str, since: float | None) -> None:
+def test_a_full_ring_without_progress_is_reported(activity: str, since: float | None) -> None:
     """It is seen whether its writer blocks, or tries again and again with a timeout."""
     writer = who(ENGINE, activity, since=since, sent=10, ago=20)
     reader = who(FIRST, rank=0, behind=10, ago=40, state="stopped")

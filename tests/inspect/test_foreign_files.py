@@ -212,7 +212,7 @@ def test_other_names_are_not_looked_at(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", NO_FILES)
-def test_only_regular_files(path: Path, make: object) -> None:
+def test_only_regular_files_are_looked_at(path: Path, make: object) -> None:
     path.unlink()
     make(path)  # type: ignore[operator]
     try:
@@ -277,7 +277,7 @@ def look(link: Link, path: str, is_named: bool) -> Unused | Kept | None:
 
 
 @needs_unshare
-def test_from_another_pid_namespace(path: Path) -> None:
+def test_a_file_that_another_pid_namespace_uses_is_kept(path: Path) -> None:
     """The kernel knows who uses the file, even if /proc cannot show it; but nobody knows from there
     who made it, so it goes by its name only."""
 

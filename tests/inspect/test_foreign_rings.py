@@ -106,7 +106,7 @@ def test_flags_are_zeros_and_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1,2", "1,2,3,4", "0,1,1", "a,b,c", "-1,2,3", "1,2,0"])
-def test_no_geometry(text: str) -> None:
+def test_a_ring_without_a_geometry_is_left_out(text: str) -> None:
     with pytest.raises(InvalidArgument, match="CHUNK_BYTES,READERS,CHUNKS"):
         geometry_of(text)
 
@@ -132,7 +132,7 @@ def test_a_full_ring_names_who_has_not_read(state: State) -> None:
     assert ("kill -CONT" in wait.advice) == (state == "stopped")
 
 
-def test_a_full_ring_of_a_killed_reader() -> None:
+def test_a_full_ring_blames_the_killed_reader() -> None:
     """The one who is left has read, so it is the other reader who is gone."""
     for unread, lost in (([10, 0], 0), ([0, 10], 1)):
         living = by_pid(process(ENGINE, WRITING), process(FIRST, IDLE))

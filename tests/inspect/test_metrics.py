@@ -84,7 +84,7 @@ def test_what_is_measured() -> None:
     assert value("memlane_shm_free_bytes") == 600
 
 
-def test_delivery_times() -> None:
+def test_delivery_times_are_counted() -> None:
     """Buckets are cumulative, and bounds are in seconds."""
     own = {"queue": QUEUE.name, "rank": "2", "pid": "9"}
     bucket = "memlane_queue_delivery_seconds_bucket"
@@ -97,7 +97,7 @@ def test_delivery_times() -> None:
     assert [bound for _, bound in BOUNDS] == sorted(bound for _, bound in BOUNDS)
 
 
-def test_one_sample_for_the_same_labels() -> None:
+def test_the_same_labels_make_one_sample() -> None:
     """Though a segment has the name of one that is still held, and slots say the same."""
     twice = replace(QUEUE, participants=(WRITER, READER, READER))
     text = exposition.text(measure(Look(100.0, [twice, QUEUE], []), SHM, Tally()))
@@ -105,7 +105,7 @@ def test_one_sample_for_the_same_labels() -> None:
     assert len(lines) == len(set(lines))
 
 
-def test_a_collector() -> None:
+def test_a_collector_agrees_with_the_text() -> None:
     """Says the same as the text, and describes all of it."""
     registry = CollectorRegistry()
     with queue_of(max_chunks=16) as (writer, (reader,)):
@@ -150,7 +150,7 @@ def test_files_name_what_exists(name: str) -> None:
     assert named <= known()
 
 
-def test_the_dashboard() -> None:
+def test_the_dashboard_is_what_grafana_imports() -> None:
     """Is what Grafana imports: panels with ids and places of their own, and expressions."""
     board: Any = json.loads((files("memlane.metrics") / "dashboard.json").read_text())
     panels = board["panels"]

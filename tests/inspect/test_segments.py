@@ -68,7 +68,7 @@ def _block(writer: MessageQueue) -> None:
     writer.enqueue("one more", timeout=PATIENCE)
 
 
-def test_a_queue() -> None:
+def test_a_queue_shows_its_geometry_and_processes() -> None:
     """Kind, geometry, and each process with rank, pid, start, state, position and lag."""
     with MessageQueue(2, 2, [3, 5], max_chunk_bytes=64, max_chunks=4) as writer:
         reader = start_reader(writer.export_handle(5), 5)
@@ -97,7 +97,7 @@ def test_a_queue() -> None:
         assert seen(segment.name).participants[2].state == "dead"
 
 
-def test_a_queue_without_a_name() -> None:
+def test_a_queue_without_a_name_is_found() -> None:
     """Once all have attached it is found through the processes that hold it."""
     with queue_of(1) as (writer, _):
         segment = seen(name_in(writer.handle))
@@ -126,7 +126,7 @@ def test_a_large_message_does_not_hide_the_header() -> None:
         assert len(reader.dequeue()) == 800_000
 
 
-def test_a_store() -> None:
+def test_a_store_shows_its_counters_and_who_keeps_space() -> None:
     """Its counters, and who keeps the writer from reusing space."""
     with store_of(2) as (writer, (first, _)):
         address, identity = writer.put("key", b"x" * 100)
@@ -152,7 +152,7 @@ def test_memory_that_views_keep() -> None:
         assert seen(name).participants[1].lent == writer.statistics().readers[0].lent == 0
 
 
-def test_a_region() -> None:
+def test_a_region_is_read_from_its_locks() -> None:
     """Geometry and holders are read from its locks alone."""
     instance = new_id()
     with region_of(instance, blocks=4, workers=2):
@@ -288,13 +288,13 @@ def test_a_segment_of_another_version_is_shown_as_such() -> None:
 
 
 @pytest.mark.parametrize("after", [-1, float("nan"), True, "1"])
-def test_stuck_after_nonsense(after: float) -> None:
+def test_a_nonsensical_stuck_after_is_refused(after: float) -> None:
     """It is refused."""
     with refuses(ValueError):
         inspect.stuck(after)
 
 
-def test_a_pool() -> None:
+def test_a_pool_shows_its_counters() -> None:
     """Its counters, as the call before has left them; it ends with its pool."""
     pool = BlockPool(4, "lru")
     with pool.reserve([b"a", b"b"]) as new:
@@ -308,7 +308,7 @@ def test_a_pool() -> None:
     assert own_tiers() == []
 
 
-def test_a_disk_tier(tmp_path: Path) -> None:
+def test_a_disk_tier_shows_its_counters(tmp_path: Path) -> None:
     rows = np.zeros((4, 4096), np.uint8)
     with tier_on(tmp_path, rows, capacity=10) as tier:
         wait_for(tier, tier.store([b"a", b"b"], [0, 1]))
@@ -326,7 +326,7 @@ def own_tiers() -> list[Segment]:
     return [one for one in found if os.getpid() in one.pids]
 
 
-def test_delivery_times() -> None:
+def test_delivery_times_are_counted() -> None:
     """The times of every message of a slow queue are counted; of a fast one those of some."""
     with queue_of() as (writer, (reader,)):
         name, began = name_in(writer.export_handle()), time.monotonic()

@@ -63,7 +63,7 @@ def test_two_engines_are_told_apart() -> None:
     ]
 
 
-def test_the_kin_of_a_process() -> None:
+def test_the_kin_of_a_process_runs_the_same_program() -> None:
     """The server above an engine and a worker below it run the same program; a shell does not, and
     what else the server has started is not the engine's, nor is a launcher above the server, or
     above processes that do not call themselves an engine's."""

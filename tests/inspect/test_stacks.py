@@ -35,7 +35,7 @@ def started(*pids: int) -> dict[int, int]:
     return {pid: processes.status(pid)[1] or 0 for pid in pids}
 
 
-def test_stacks_of_several_processes(sleepers: list[Peer]) -> None:
+def test_stacks_of_several_processes_are_shown(sleepers: list[Peer]) -> None:
     """A stopped one's too, which stays stopped."""
     os.kill(sleepers[0].pid, signal.SIGSTOP)
     until(lambda: processes.state(sleepers[0].pid) == "stopped")  # py-spy trips over the moment

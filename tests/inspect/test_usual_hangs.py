@@ -518,7 +518,7 @@ def test_a_damaged_segment_is_a_row_beside_the_others() -> None:
         path.unlink()
 
 
-def test_exit_codes_of_misuse_and_failure() -> None:
+def test_misuse_and_failure_have_exit_codes_of_their_own() -> None:
     assert stuck("--after").returncode == 2
     failing = "import memlane.inspect.waits as w; w.files = None\n"
     failing += "from memlane.__main__ import main; main()"

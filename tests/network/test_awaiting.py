@@ -180,7 +180,9 @@ def test_cancelled_sends_send_nothing(
         assert [each.result() for each in receiving] == [sent] * 2
 
 
-def test_timeouts(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+def test_awaited_calls_keep_to_their_timeouts(
+    run: Callable[[Any], Any], queues: Callable[..., Ends]
+) -> None:
     """Both ends time out; the error names the peer that was waited for."""
 
     async def wait(writer: MessageQueue, readers: list[MessageQueue]) -> None:
@@ -236,7 +238,7 @@ def test_a_ring_that_is_full_beside_an_open_window(run: Callable[[Any], Any]) ->
         run(fill(writer, local, remote))
 
 
-def test_one_await_at_a_time(run: Callable[[Any], Any]) -> None:
+def test_only_one_await_at_a_time_is_allowed(run: Callable[[Any], Any]) -> None:
     async def twice(reader: MessageQueue, writer: MessageQueue) -> None:
         first = asyncio.create_task(reader.adequeue())
         await turns()
@@ -249,7 +251,9 @@ def test_one_await_at_a_time(run: Callable[[Any], Any]) -> None:
         run(twice(reader, writer))
 
 
-def test_iteration(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+def test_iteration_ends_with_the_writer(
+    run: Callable[[Any], Any], queues: Callable[..., Ends]
+) -> None:
     """Ends when the writer closes, after all its messages; plain calls go on in between."""
 
     async def collect(reader: MessageQueue) -> list[Any]:
@@ -476,7 +480,7 @@ def test_nothing_stays_open(run: Callable[[Any], Any], queues: Callable[..., End
     assert counts[1] == counts[2]
 
 
-def test_an_awaiting_reader_acknowledges(run: Callable[[Any], Any]) -> None:
+def test_an_awaiting_reader_acknowledges_soon(run: Callable[[Any], Any]) -> None:
     """Soon, though it has nothing more to do: the next message may need the room."""
 
     async def receive(writer: MessageQueue, reader: MessageQueue) -> float:
@@ -618,7 +622,7 @@ def test_an_awaited_send_beside_a_plain_one(run: Callable[[Any], Any]) -> None:
         run(send(writer, reader))
 
 
-def test_a_plain_receive_beside_an_awaited_one(run: Callable[[Any], Any]) -> None:
+def test_a_plain_receive_takes_the_message_before_an_awaited_one(run: Callable[[Any], Any]) -> None:
     """Takes the first message, and the second is noticed at once."""
 
     async def receive(writer: MessageQueue, reader: MessageQueue) -> list[float]:
@@ -658,7 +662,7 @@ def test_the_first_look_sees_what_has_come(call: str) -> None:
         assert reader.dequeue(timeout=0) == "there"
 
 
-def test_first_ready_beside_an_await(run: Callable[[Any], Any]) -> None:
+def test_first_ready_works_beside_an_await(run: Callable[[Any], Any]) -> None:
     async def receive(writer: MessageQueue, reader: MessageQueue) -> list[float]:
         late = []
         for number in range(5):
@@ -979,7 +983,7 @@ def test_no_signal_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     peer.result()
 
 
-def test_a_blocking_call_beside_a_watched_descriptor() -> None:
+def test_a_blocking_call_and_a_watched_descriptor_are_both_woken() -> None:
     """Both are woken, message by message."""
     with remote_queue() as (writer, (reader,)):
         reader.fileno()
@@ -1076,7 +1080,7 @@ def test_idle_ends_sleep(run: Callable[[Any], Any]) -> None:
         assert idle_share() < 0.1
 
 
-def test_the_first_of_many() -> None:
+def test_the_first_of_many_queues_is_returned() -> None:
     """Also of queues on this host and others at once."""
     with ExitStack() as stack:
         ends = [stack.enter_context(make()) for make in (*QUEUES.values(), remote_queue) * 3]
@@ -1089,7 +1093,7 @@ def test_the_first_of_many() -> None:
             assert readers[number].dequeue(timeout=0) == number
 
 
-def test_a_reader_in_another_process_awaits_beside_the_writer(run: Callable[[Any], Any]) -> None:
+def test_the_loop_goes_on_while_a_stopped_reader_holds_up_a_send(run: Callable[[Any], Any]) -> None:
     """A stopped reader holds up an awaited send, and the loop goes on meanwhile."""
 
     async def send(writer: MessageQueue) -> None:

@@ -179,7 +179,7 @@ def run(beside: Callable[[MessageQueue], list[Peer]]) -> tuple[float, list[float
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_one_key(name: str) -> None:
+def test_the_holder_of_one_key_cannot_fill_the_writers_memory(name: str) -> None:
     """Its holder can neither fill the writer's memory nor keep others from reading."""
 
     def attack(writer: MessageQueue) -> list[Peer]:

@@ -37,7 +37,7 @@ def read(queue: MessageQueue) -> tuple[int, str]:
         number += 1
 
 
-def test_cuts() -> None:
+def test_cuts_lose_and_repeat_nothing() -> None:
     """Nothing lost, nothing twice, in order, and it goes on each time."""
     with remote_writer(remote_liveness=PATIENCE, remote_window_bytes=16 << 20) as writer:
         handle = writer.export_handle(0)

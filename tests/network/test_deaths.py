@@ -31,7 +31,7 @@ BOUND = LIVENESS + 1.5
 """Until a death is noticed here, in tests with that bound."""
 
 
-def test_a_stopped_reader(method: str) -> None:
+def test_a_stopped_remote_reader_is_not_dead(method: str) -> None:
     """Stopped is not dead, for longer than the bound and with full buffers: nothing is lost."""
     count = 2000
     with remote_writer(remote_liveness=0.5) as writer:
@@ -52,7 +52,7 @@ def test_a_stopped_reader(method: str) -> None:
         reader.call("close")
 
 
-def test_a_reader_that_computes() -> None:
+def test_a_reader_that_computes_is_not_dead() -> None:
     """It makes no call for longer than the bound: it is not dead, and misses nothing."""
     with remote_writer(remote_liveness=LIVENESS) as writer:
         reader = start_remote_reader(writer)
@@ -72,7 +72,7 @@ def compute(_queue: MessageQueue, seconds: float) -> None:
         sum(range(100_000))
 
 
-def test_a_stopped_writer(method: str) -> None:
+def test_a_stopped_writer_is_waited_for(method: str) -> None:
     """Its readers wait for it."""
     writer = Remote(start(remote_writing, 1, LIVENESS, method=method))
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -85,7 +85,7 @@ def test_a_stopped_writer(method: str) -> None:
         writer.call("close")
 
 
-def test_a_killed_reader(method: str) -> None:
+def test_a_killed_reader_is_named_until_released(method: str) -> None:
     """ReaderDied with rank, pid and address, in the call that is blocked, again and again until it
     is released; the other readers go on."""
     with remote_writer(2, remote_window=5, remote_liveness=LIVENESS) as writer:
@@ -115,7 +115,7 @@ def test_a_killed_reader(method: str) -> None:
         stays.close()
 
 
-def test_a_killed_reader_of_an_idle_writer() -> None:
+def test_a_killed_reader_of_an_idle_writer_is_reported() -> None:
     """The first call after the bound raises, and has sent nothing."""
     with remote_writer(remote_liveness=LIVENESS) as writer:
         reader = start_remote_reader(writer)
@@ -128,7 +128,7 @@ def test_a_killed_reader_of_an_idle_writer() -> None:
         writer.enqueue(1)
 
 
-def test_a_killed_writer(method: str) -> None:
+def test_readers_get_everything_of_a_killed_writer_first(method: str) -> None:
     """Each reader first gets what has come, without a gap, then WriterDied (M5)."""
     writer = Remote(start(remote_writing, 2, LIVENESS, method=method))
     readers = [MessageQueue.create_from_handle(writer.greeting, rank) for rank in range(2)]
@@ -144,7 +144,7 @@ def test_a_killed_writer(method: str) -> None:
         reader.close()
 
 
-def test_a_killed_writer_of_a_late_reader(method: str) -> None:
+def test_a_late_reader_gets_the_messages_of_a_killed_writer(method: str) -> None:
     """Messages that have come are there, however long after the writer's death they are taken."""
     writer = Remote(start(remote_writing, 1, method=method))
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -235,7 +235,7 @@ def test_a_connection_that_does_not_come_back() -> None:
         reader.close()
 
 
-def test_local_readers_of_a_mixed_queue() -> None:
+def test_deaths_of_a_mixed_queue_are_found_here_and_elsewhere() -> None:
     """A death here is found while the writer waits for a reader elsewhere, and the reverse."""
     options = {"remote_window": 1, "remote_liveness": LIVENESS}
     with remote_queue(1, 1, **options) as (writer, (local, remote)):
@@ -266,7 +266,7 @@ def test_local_readers_of_a_mixed_queue() -> None:
         assert [local.dequeue(PATIENCE) for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_attaching_to_a_stopped_writer() -> None:
+def test_attaching_to_a_stopped_writer_waits_for_it() -> None:
     """It is waited for as long as the call may last, by name, and then attached to."""
     writer = start(remote_writing, 1)
     handle = writer.hear()
@@ -296,7 +296,7 @@ def test_a_successor_is_refused_and_does_not_hide_the_death() -> None:
 
 
 @pytest.mark.parametrize("end", ["writer", "reader"])
-def test_a_forked_child(end: str) -> None:
+def test_a_forked_child_may_only_close_an_end(end: str) -> None:
     """Only close() may be called there; it changes nothing, and keeps no dead parent alive."""
     parent = Remote(start(forking_writer if end == "writer" else serving))
     if end == "writer":
@@ -337,7 +337,7 @@ def test_a_fork_just_after_a_reader_has_attached() -> None:
             os.kill(child, 9)
 
 
-def test_a_child_that_c_code_forks() -> None:
+def test_a_child_that_c_code_forks_hides_no_death() -> None:
     """It keeps no dead writer alive either, though Python hears of no fork."""
     writer = start(forking_by_c)
     with MessageQueue.create_from_handle(writer.hear(), 0) as reader:

@@ -39,7 +39,7 @@ ROUNDS = 200 if int(os.environ.get("MEMLANE_SOAK_STRANGERS", "0")) >= 1000 else 
 
 
 @pytest.mark.parametrize("name", NETWORK)
-def test_few_descriptors(name: str) -> None:
+def test_an_end_with_few_descriptors_starts_or_leaves_nothing(name: str) -> None:
     """However few there are: an error and nothing left, or success in the end.
 
     Fails without the guard: libzmq ends the process (`new_context`).
@@ -82,7 +82,7 @@ def test_an_address_that_is_not_ours() -> None:
             remote_writer(1, 1, connect_ip="192.0.2.1")
 
 
-def test_many_rounds() -> None:
+def test_many_rounds_leave_no_thread_or_descriptor() -> None:
     """Threads and descriptors are as many after each, however the ends are closed."""
 
     def now() -> tuple[int, int]:

@@ -22,7 +22,7 @@ def keys_of(handle: Handle) -> set[str]:
     return set(handle.remote_reader_keys)
 
 
-def test_fields() -> None:
+def test_the_handle_has_a_port_and_secrets() -> None:
     """A port chosen by the kernel, no ring, nothing local; always with secrets."""
     with remote_writer() as writer, remote_writer() as other:
         handle = writer.export_handle()
@@ -37,7 +37,7 @@ def test_fields() -> None:
         assert keys_of(handle).isdisjoint(keys_of(other.export_handle()))
 
 
-def test_ipv6() -> None:
+def test_ipv6_addresses_work() -> None:
     """The address is in brackets and marked; readers connect to it."""
     with remote_queue(connect_ip="::1") as (writer, (reader,)):
         handle = writer.handle
@@ -49,7 +49,7 @@ def test_ipv6() -> None:
         assert str(writer.statistics().readers[0].address).startswith("[::1]:")
 
 
-def test_default_address() -> None:
+def test_the_default_address_works() -> None:
     """Without connect_ip it is an address of this host, and works."""
     with remote_queue(connect_ip=None) as (writer, (reader,)):
         assert address_of(writer.handle)[0] not in ("0.0.0.0", "::", "*")
@@ -154,7 +154,7 @@ def test_secrets_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
         assert all(name.endswith(("_key", "_keys")) for name in names)
 
 
-def test_ranks_that_nobody_announced() -> None:
+def test_ranks_that_nobody_announced_are_remote_readers() -> None:
     """Any other non-negative integer is a remote reader; one more than announced is refused."""
     with remote_writer(2, 1, local_reader_ranks=[5]) as writer:
         everybody = writer.export_handle()
@@ -184,7 +184,7 @@ def test_a_queue_that_is_gone() -> None:
     assert handle.remote_subscribe_addr in str(caught.value)
 
 
-def test_another_queue_at_that_address() -> None:
+def test_another_queue_at_that_address_learns_nothing() -> None:
     """A process that took the port cannot prove to be the writer, and is told nothing."""
     with remote_writer(remote_liveness=LIVENESS) as gone:
         handle = gone.export_handle()
@@ -218,7 +218,7 @@ FORGERIES = [(field, value) for field, values in FORGED.items() for value in val
 
 
 @pytest.mark.parametrize(("field", "value"), FORGERIES, ids=repr)
-def test_forged_fields(field: str, value: Any) -> None:
+def test_forged_fields_are_refused(field: str, value: Any) -> None:
     """Refused before a connection is made, as JSON and as an object."""
     with remote_writer(2) as writer:
         facts = json.loads(writer.export_handle().to_json())
@@ -260,7 +260,7 @@ def test_options_that_cannot_be(n_remote: int, options: dict[str, Any]) -> None:
         MessageQueue(1 + n_remote, 1, **options)
 
 
-def test_an_insecure_network(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_insecure_network_works_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It works, with one warning, and has tokens instead of keys."""
     with (
         caplog.at_level(logging.WARNING),
@@ -274,7 +274,7 @@ def test_an_insecure_network(caplog: pytest.LogCaptureFixture) -> None:
     assert "insecure_network" in caplog.text
 
 
-def test_a_libzmq_without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_libzmq_without_curve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused at the start, by every end: nothing falls back to plaintext."""
     with remote_writer() as writer:
         handle = writer.export_handle(0)

@@ -43,7 +43,7 @@ def states(writer: MessageQueue) -> list[str]:
     return [row.state for row in writer.statistics().readers]
 
 
-def test_enqueue_during_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_enqueue_during_statistics_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, and the statistics are right. Fails without the guard: it sent in between."""
     with remote_queue() as (writer, (reader,)):
         seen: list[str] = []
@@ -71,7 +71,7 @@ def test_close_during_wait_until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_half_a_control_frame(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+def test_half_a_control_frame_is_ended_first(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     """A frame that the handler left half sent is ended before the next one, and sent again.
 
     Fails without the guard: the next message went into the other half, and was lost.
@@ -107,7 +107,7 @@ def test_close_that_was_interrupted(monkeypatch: pytest.MonkeyPatch, role: str, 
             until(lambda: states(writer) == ["closed"])
 
 
-def test_close_during_close_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_closes_of_a_relay_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither waits for the other."""
     with relayed_queue(2) as (writer, readers):
         relay = readers[0]._reader._relay
@@ -118,7 +118,7 @@ def test_close_during_close_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: states(writer) == ["closed", "running"])
 
 
-def test_close_of_a_relay_in_its_dequeue() -> None:
+def test_the_writer_sees_a_relay_that_closes_in_its_dequeue() -> None:
     """The writer knows at once that this reader closed, though the call has yet to end.
 
     Fails without the guard: it counted as dead if its process ended in the handler.

@@ -117,7 +117,7 @@ print("full", flush=True)
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "queue.close()"])
-def test_leaving_with_much_on_the_way(end: str) -> None:
+def test_an_interpreter_with_lent_memory_exits_cleanly(end: str) -> None:
     """An interpreter exits cleanly while libzmq still has lent memory."""
     done = subprocess.run(
         [sys.executable, "-c", LEAVE.format(end=end)], capture_output=True, timeout=PATIENCE

@@ -74,12 +74,12 @@ def test_who_comes_while_the_writer_closes_may_wait_for_all(is_here: bool) -> No
     reader.close()
 
 
-def test_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_queue_without_a_message_closes(caplog: pytest.LogCaptureFixture) -> None:
     remote_writer(1, 1).close()
     assert not caplog.records
 
 
-def test_after_a_timeout(ends: Ends) -> None:
+def test_a_queue_closes_after_a_timeout(ends: Ends) -> None:
     writer, here, there = ends
     sent = fill(writer)  # the next one raises TimedOut
     writer.close()
@@ -106,7 +106,7 @@ def test_after_a_block_that_raised(ends: Ends) -> None:
     assert rest_of(here) == rest_of(there) == [1]
 
 
-def test_after_a_death() -> None:
+def test_a_queue_closes_after_a_death() -> None:
     with remote_writer(1, 1) as writer:
         here = start_reader(writer.export_handle(0), 0)
         with MessageQueue.create_from_handle(writer.export_handle(1), 1) as there:
@@ -120,7 +120,7 @@ def test_after_a_death() -> None:
 
 
 @pytest.mark.parametrize("before", [[], [1]], ids=["the first message", "a later one"])
-def test_interrupted_between_ring_and_network(
+def test_a_close_interrupted_between_ring_and_network_can_be_repeated(
     ends: Ends,
     before: list[object],
     monkeypatch: pytest.MonkeyPatch,

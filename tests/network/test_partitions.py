@@ -233,7 +233,7 @@ SPOILS: dict[str, tuple[str, Callable[[History], object]]] = {
 
 
 @pytest.mark.parametrize("name", SPOILS)
-def test_wrong_histories(name: str) -> None:
+def test_wrong_histories_are_recognised(name: str) -> None:
     """The checker says what is wrong, and of the right history nothing."""
     words, spoil = SPOILS[name]
     history = history_of()
@@ -242,7 +242,7 @@ def test_wrong_histories(name: str) -> None:
     assert any(words in violation for violation in history.violations()), history.violations()
 
 
-def test_right_histories() -> None:
+def test_right_histories_are_accepted() -> None:
     """These histories look strange, and are allowed."""
     gone = history_of(Record(5.0, "pulled"), Record(7.0, "plugged"))
     ended_by(gone, 6.5)

@@ -31,7 +31,7 @@ from tests.support.queues import drain, fill, refuses, start_reader
 from tests.support.remote_queues import HERE, remote_queue, remote_writer, start_remote_reader
 
 
-def test_attributes() -> None:
+def test_attributes_have_their_documented_values() -> None:
     """The documented attributes, on every kind of end."""
     with remote_queue() as (writer, (reader,)):
         for end in (writer, reader):
@@ -65,7 +65,7 @@ OBJECTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("obj", OBJECTS.values(), ids=OBJECTS.keys())
-def test_objects(obj: Any) -> None:
+def test_any_picklable_object_arrives_as_it_was(obj: Any) -> None:
     """Any picklable object of any size arrives as it was, to several readers."""
     with remote_queue(2) as (writer, readers):
         writer.enqueue(obj)
@@ -106,7 +106,7 @@ def test_messages_before_anybody_is_there() -> None:
                 assert [reader.dequeue(PATIENCE) for _ in range(100)] == list(range(100))
 
 
-def test_a_full_window() -> None:
+def test_enqueue_waits_for_a_full_window() -> None:
     """enqueue waits for the slowest reader, names it, and after a timeout has sent nothing."""
     with remote_queue(2, remote_window=10) as (writer, (fast, slow)):
         assert fill(writer) == 10
@@ -124,7 +124,7 @@ def test_a_full_window() -> None:
         assert [slow.dequeue(PATIENCE) for _ in range(9)] == list(range(2, 11))
 
 
-def test_a_window_of_bytes() -> None:
+def test_a_message_larger_than_the_window_is_sent_by_itself() -> None:
     """A message larger than the window is sent alone."""
     with remote_queue(remote_window_bytes=100_000) as (writer, (reader,)):
         writer.enqueue(b"a" * 60_000)
@@ -168,7 +168,7 @@ def test_timeouts_consume_nothing() -> None:
         assert got == list(range(5))
 
 
-def test_cancel() -> None:
+def test_a_message_wins_over_cancel_and_cancel_over_the_timeout() -> None:
     """An available message wins, then cancel, then the timeout."""
     with remote_queue() as (writer, (reader,)):
         cancel = threading.Event()
@@ -202,7 +202,7 @@ def test_timeouts_that_are_none(timeout: Any) -> None:
             reader.dequeue(-1)
 
 
-def test_roles() -> None:
+def test_errors_name_the_role_that_may_call() -> None:
     """The error names the role that may make the call."""
     with remote_queue() as (writer, (reader,)):
         with refuses(WrongRole, match="Only readers can dequeue"):
@@ -219,7 +219,7 @@ def test_roles() -> None:
             pass
 
 
-def test_a_chunk_filled_by_hand() -> None:
+def test_a_chunk_filled_by_hand_is_corrupt_to_remote_readers() -> None:
     """It is CorruptMessage to a remote reader, and the next message comes through."""
     with remote_queue(1, 1) as (writer, readers):
         with writer.acquire_write(PATIENCE) as chunk:
@@ -266,7 +266,7 @@ def test_encoding_that_raises() -> None:
         assert reader.dequeue(PATIENCE) == "after"
 
 
-def test_msgpack() -> None:
+def test_readers_learn_the_serializer_from_the_handle() -> None:
     """Readers learn the serializer from the handle."""
     with remote_queue(serializer="msgpack") as (writer, (reader,)):
         writer.enqueue({"a": (1, 2)})
@@ -275,7 +275,7 @@ def test_msgpack() -> None:
             writer.enqueue(Bomb())
 
 
-def test_one_call_at_a_time() -> None:
+def test_a_second_call_at_a_time_is_refused() -> None:
     """A second one raises ConcurrentUse and changes nothing."""
     with remote_queue(remote_window=1) as (writer, (reader,)):
         reads = Aside(reader.dequeue).until_blocked()
@@ -291,7 +291,7 @@ def test_one_call_at_a_time() -> None:
         writes.result()
 
 
-def test_iteration_and_close(method: str) -> None:
+def test_iteration_gets_all_that_is_queued_at_the_close(method: str) -> None:
     """Readers in other processes get what is queued, large or small; then it ends."""
     with remote_writer(2) as writer:
         remotes = [start_remote_reader(writer, rank, method) for rank in range(2)]
@@ -344,7 +344,7 @@ def test_nobody_waits_for_a_reader_that_closed() -> None:
         assert [row.state for row in writer.statistics().readers] == ["running", "closed"]
 
 
-def test_statistics() -> None:
+def test_statistics_have_a_row_for_each_remote_reader() -> None:
     """A row for each remote reader: where, in what state, how far behind."""
     with remote_queue(2) as (writer, (first, _)):
         for number in range(3):
@@ -364,7 +364,7 @@ def test_statistics() -> None:
         assert (own.role, own.rank, own.messages) == ("reader", 0, 3)
 
 
-def test_mixed_queue() -> None:
+def test_one_enqueue_serves_local_and_remote_readers() -> None:
     """One enqueue serves both; a timeout of either leaves nothing half sent."""
     with remote_queue(1, 1, remote_window=6) as (writer, (local, remote)):
         assert fill(writer) == 4  # the ring is the narrower one
@@ -403,7 +403,7 @@ def test_ready_waits_for_everybody() -> None:
             end.close()
 
 
-def test_release_of_an_absent_reader() -> None:
+def test_an_absent_remote_reader_can_be_released() -> None:
     """The queue continues without it, and it can never attach; a live one is refused."""
     with remote_writer(2, remote_window=1) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
@@ -501,7 +501,7 @@ def test_ready_though_the_writer_has_closed(local: int) -> None:
         beside.leave()
 
 
-def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_without_memory_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that finds no memory is not consumed, whoever finds that: a call or the thread."""
     with remote_queue() as (writer, (reader,)):
         attempts: list[int] = []
@@ -524,7 +524,7 @@ def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 2 << 20], ids=["whole", "in pieces"])
-def test_no_memory_for_the_inbox(size: int) -> None:
+def test_an_inbox_without_memory_loses_nothing(size: int) -> None:
     """Not even then is a message lost."""
 
     class Inbox(deque[message.Message]):

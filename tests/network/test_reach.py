@@ -43,7 +43,7 @@ def test_a_writer_that_is_stopped_while_a_connection_is_reset() -> None:
         writer.call("close")
 
 
-def test_a_proxy_that_restarts() -> None:
+def test_a_proxy_that_restarts_kills_nobody() -> None:
     """It refuses for 0.6 s; a death would be named by 1 s."""
 
     def restarts() -> bool:
@@ -147,7 +147,7 @@ def reads_without_descriptors(link: Link, handle: Handle) -> list[object]:
         return seen
 
 
-def test_a_reader_without_a_descriptor() -> None:
+def test_a_reader_without_a_descriptor_does_not_take_its_writer_for_dead() -> None:
     """It cannot come back, and does not take its writer for dead."""
     with (
         remote_writer() as writer,
@@ -183,7 +183,7 @@ def writes_without_descriptors(link: Link) -> list[str]:
         return seen
 
 
-def test_a_writer_without_a_descriptor() -> None:
+def test_a_writer_without_a_descriptor_takes_nobody_for_dead() -> None:
     """Readers stay alive whose connection was lost then, and those that are connected."""
     peer = start(writes_without_descriptors)
     handle = peer.hear()

@@ -48,7 +48,7 @@ def test_an_object_arrives(pair: tuple[Any, Any], message: object, timeout: floa
     assert MessageQueue.recv(one, timeout) == message
 
 
-def test_one_object_at_a_time_in_order(pair: tuple[Any, Any]) -> None:
+def test_objects_are_received_one_by_one_in_order(pair: tuple[Any, Any]) -> None:
     """Every call takes one message, also one that is there already with no time to wait."""
     one, other = pair
     for number in range(5):
@@ -58,7 +58,7 @@ def test_one_object_at_a_time_in_order(pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05, -1, -math.inf])
-def test_timeout(pair: tuple[Any, Any], timeout: float) -> None:
+def test_a_timeout_loses_no_late_message(pair: tuple[Any, Any], timeout: float) -> None:
     """TimeoutError when none comes, not early; the message that is late is not lost."""
     one, other = pair
     before = time.monotonic()
@@ -70,7 +70,7 @@ def test_timeout(pair: tuple[Any, Any], timeout: float) -> None:
     assert MessageQueue.recv(one, PATIENCE) == "late"
 
 
-def test_nan(pair: tuple[Any, Any]) -> None:
+def test_nan_is_refused_as_a_timeout(pair: tuple[Any, Any]) -> None:
     """NaN is no timeout."""
     with refuses(ValueError):
         MessageQueue.recv(pair[0], math.nan)
@@ -98,7 +98,7 @@ def test_what_comes_is_the_callers_own(pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_from_another_process(
+def test_any_process_may_send(
     context: "zmq.Context[Any]", tmp_path: Path, method: str, transport: str
 ) -> None:
     """The sender may be any process."""

@@ -69,7 +69,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) and type(one) is type(other)
 
 
-def test_objects() -> None:
+def test_objects_of_every_kind_pass_the_relay() -> None:
     """Every kind of message, small and larger than a chunk, arrives as it was sent, everywhere."""
 
     def read(reader: MessageQueue) -> list[Any]:
@@ -107,7 +107,7 @@ def _count() -> None:
     Counted.made += 1
 
 
-def test_one_stream_for_eight() -> None:
+def test_one_stream_serves_eight_readers() -> None:
     """Bytes on the wire for 8 readers behind a relay: at most 1.05 of those for one reader."""
     payload = bytes(100_000)
 
@@ -143,7 +143,7 @@ def test_lag_is_seen(slow: int) -> None:
         assert [readers[slow].dequeue(PATIENCE) for _ in range(4)] == [1, 2, 3, "enough"]
 
 
-def test_more_than_the_ring_and_the_window() -> None:
+def test_nothing_is_lost_when_ring_and_window_are_full() -> None:
     """Nothing is lost, repeated or out of order when everything is full."""
     count = 500
 
@@ -198,7 +198,7 @@ def states(writer: MessageQueue) -> list[str]:
     return [row.state for row in writer.statistics().readers]
 
 
-def test_last_readers_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_readers_of_a_relay_are_reported_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are reported as closed, although the relay ends with them."""
     with relayed_queue(2) as (writer, readers):
         report = relay.Relay._report
@@ -253,7 +253,7 @@ def relay_without_space(_link: Link) -> None:
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
-def test_relay_without_space() -> None:
+def test_readers_of_a_relay_without_space_go_on() -> None:
     """Every reader of that host, the relay's own included, goes on by itself, without loss."""
     start(relay_without_space, method="spawn", command=private_shm("6m")).result()
 
@@ -412,7 +412,7 @@ def test_writer_closes_before_everybody_came() -> None:
             closing.result()
 
 
-def test_chunk_filled_by_hand() -> None:
+def test_a_chunk_filled_by_hand_is_no_object_to_readers() -> None:
     """As on one host: the bytes are not an object, which each reader is told once."""
     with mixed_queue() as (writer, local, readers):
         with writer.acquire_write(PATIENCE) as chunk:
@@ -486,7 +486,7 @@ def test_reports_that_cannot_be(row: ReportRow) -> None:
         assert [r.state for r in writer.statistics().readers] == ["running", "absent", "running"]
 
 
-def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_reader_of_a_host_in_a_group_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the remote readers that share memory connects; `relay=False` connects them all."""
     monkeypatch.setattr(
         grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
@@ -505,7 +505,7 @@ def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert segments() == before
 
 
-def test_hosts_of_one_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_with_one_reader_need_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     """They need no relay."""
     monkeypatch.setattr(
         grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
@@ -527,7 +527,9 @@ def test_idle_relay_sleeps() -> None:
 
 
 @pytest.mark.parametrize("window", [{"remote_window": 1}, {"remote_window_bytes": 15_000}])
-def test_a_full_window(monkeypatch: pytest.MonkeyPatch, window: dict[str, int]) -> None:
+def test_the_ring_wakes_a_relay_with_a_full_window(
+    monkeypatch: pytest.MonkeyPatch, window: dict[str, int]
+) -> None:
     """The ring wakes the relay: the writer learns at once of each message read."""
     count, message = 10, bytes(10_000)
     monkeypatch.setattr(relay, "ACK_DELAY", 2 * PATIENCE)
@@ -576,7 +578,7 @@ def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: 
         assert [reader.dequeue(PATIENCE) for reader in (first, second)] == ["first"] * 2
 
 
-def test_a_ring_of_somebody_else() -> None:
+def test_a_ring_that_others_may_open_is_not_read() -> None:
     """A ring that others may open is not read from, whoever names it."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         before = segments()

@@ -109,7 +109,7 @@ def send(writer: MessageQueue, there: Elsewhere, message: object, ranks: list[in
         assert there.call(rank, "dequeue", PATIENCE) == message
 
 
-def test_a_killed_reader() -> None:
+def test_a_killed_reader_behind_a_relay_is_named() -> None:
     """The writer names it within a second; the others there go on."""
     with two_hosts() as (writer, there):
         dead, alive = there.behind
@@ -125,7 +125,7 @@ def test_a_killed_reader() -> None:
                 pass
 
 
-def test_a_killed_reader_of_an_idle_writer() -> None:
+def test_a_killed_reader_of_an_idle_writer_is_reported() -> None:
     """The relay looks at its readers also when nothing is sent."""
     with two_hosts() as (writer, there):
         dead = there.behind[0]
@@ -134,7 +134,7 @@ def test_a_killed_reader_of_an_idle_writer() -> None:
         assert_in_time(BOUND + 1.0, killed)
 
 
-def test_a_killed_relay() -> None:
+def test_a_killed_relay_is_named_and_its_readers_go_on() -> None:
     """The writer names it alone; those behind it go on by themselves, without loss."""
     with two_hosts() as (writer, there):
         writer.enqueue("before", PATIENCE)
@@ -159,7 +159,7 @@ def test_a_killed_relay() -> None:
         send(writer, there, "without it", there.behind)
 
 
-def test_a_stopped_reader() -> None:
+def test_a_stopped_reader_behind_a_relay_is_not_dead() -> None:
     """It is not dead: the writer waits, and says for whom."""
     with two_hosts() as (writer, there):
         stopped, other = there.behind
@@ -217,7 +217,7 @@ def pair(_link: Link, port: int) -> list[tuple[str, int, str]]:
     return [peer.result() for peer in peers]
 
 
-def test_a_killed_writer() -> None:
+def test_readers_behind_a_relay_learn_whose_death_it_is() -> None:
     """Everybody behind the relay gets what was complete, then hears whose death it is."""
     with TcpGroup("127.0.0.1", 0, 0, SIZE, secret=SECRET) as group:
         own = Aside(reading, None, group)

@@ -29,7 +29,7 @@ def send(writer: MessageQueue, message: object, there: dict[Host, list[int]]) ->
             assert host.read(rank) == message
 
 
-def test_two_hosts_and_this_one() -> None:
+def test_one_stream_reaches_each_of_two_hosts() -> None:
     """One stream to each host; everybody gets everything in order, and nothing is left behind."""
     with remote_writer(5, 1, relay=True) as writer, hosts(2) as (one, two):
         here = MessageQueue.create_from_handle(writer.export_handle(0), 0)
@@ -49,7 +49,7 @@ def test_two_hosts_and_this_one() -> None:
         here.close()
 
 
-def test_bytes_on_the_wire() -> None:
+def test_eight_readers_on_a_host_cost_little_more_than_one() -> None:
     """Eight readers on a host cost at most 1.05 times what one costs."""
     payload = bytes(100_000)
 
@@ -68,7 +68,7 @@ def test_bytes_on_the_wire() -> None:
     assert eight <= 1.05 * one
 
 
-def test_a_killed_reader_and_then_the_relay() -> None:
+def test_a_killed_reader_and_then_the_relay_are_both_named() -> None:
     """The writer names who died; everybody else goes on."""
     with remote_writer(5, relay=True, **BRIEF) as writer, hosts(2) as (one, two):
         attach_all(writer, {one: [0, 1, 2], two: [3, 4]})
@@ -89,7 +89,7 @@ def test_a_killed_reader_and_then_the_relay() -> None:
         send(writer, "without them", {one: [1], two: [3, 4]})
 
 
-def test_a_stopped_relay() -> None:
+def test_a_stopped_relay_kills_nobody() -> None:
     """Nobody is dead. Its neighbour goes on alone once the relay has not reported for the bound;
     the writer waits for the stopped one only, and then everything arrives there, too."""
     options = {"remote_window": 3, "remote_liveness": LIVENESS}
@@ -110,7 +110,7 @@ def test_a_stopped_relay() -> None:
         send(writer, "goes on", {host: [0, 1]})
 
 
-def test_late_readers() -> None:
+def test_late_readers_of_other_hosts_get_everything() -> None:
     """A missing reader is named on both sides; it gets everything from the first, also
     elsewhere."""
     with remote_writer(4, relay=True) as writer, hosts(2) as (one, two):
@@ -139,7 +139,7 @@ def test_late_readers() -> None:
         send(writer, "last", {one: [0, 1, 3], two: [2]})
 
 
-def test_release_of_who_never_came() -> None:
+def test_relays_go_on_without_a_released_reader() -> None:
     """The relays go on without him: more messages than their rings have chunks arrive."""
     with remote_writer(3, relay=True) as writer, hosts() as (host,):
         attach_all(writer, {host: [0, 1]})
@@ -203,7 +203,7 @@ def test_a_rank_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("size", ["64m", "16k"])
-def test_without_memory_to_share(size: str) -> None:
+def test_readers_without_shared_memory_get_streams_of_their_own(size: str) -> None:
     """Hosts that are taken for one, or have no space: every reader gets a stream of its own."""
     with remote_writer(4, relay=True) as writer, hosts(2, size, "one") as (one, two):
         there = {one: [0], two: [1]} if size == "64m" else {one: [0, 1], two: [2, 3]}

@@ -46,7 +46,7 @@ def dies(writer: MessageQueue, reader: Remote, rank: int = 0) -> None:
 
 
 @OPTIONS
-def test_a_killed_reader(options: dict[str, Any]) -> None:
+def test_a_killed_reader_is_replaced(options: dict[str, Any]) -> None:
     """The next message is its successor's first; the others, here and elsewhere, notice nothing."""
     with (
         remote_writer(2, 1, remote_window=4096, **BRIEF, **options) as writer,
@@ -146,7 +146,7 @@ def test_who_was_stopped_and_comes_back() -> None:
             assert new.dequeue(PATIENCE) == "still here"
 
 
-def test_readers_behind_a_relay() -> None:
+def test_readers_behind_a_relay_are_replaced() -> None:
     """The relay, and one of those behind it, are replaced by readers with streams of their own."""
     for rank in (0, 2):
         with relayed_queue(remote_liveness=0.5) as (writer, readers):
@@ -163,7 +163,7 @@ def test_readers_behind_a_relay() -> None:
                     assert [reader.dequeue(PATIENCE) for reader in everybody] == [number] * 3
 
 
-def test_wrong_ranks() -> None:
+def test_wrong_ranks_are_refused() -> None:
     """They are refused, and nothing changes."""
     with remote_queue(2) as (writer, readers):
         with refuses(WrongRole):
@@ -181,7 +181,7 @@ def test_wrong_ranks() -> None:
 
 
 @pytest.mark.parametrize("relay", [False, True])
-def test_late_readers(relay: bool) -> None:
+def test_late_readers_come_when_they_like(relay: bool) -> None:
     """Here and elsewhere: they come when they like, and nobody waits for them."""
     with remote_writer(2, 1, late_readers=True, relay=relay, remote_window=8) as writer:
         writer.wait_until_ready(0)
@@ -252,7 +252,7 @@ def test_an_awaited_send_goes_on() -> None:
             assert reader.dequeue(PATIENCE) == 2
 
 
-def test_an_interrupted_readmit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_readmit_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is repeated, as often as it takes."""
     with remote_writer(**BRIEF) as writer:
         dies(writer, start_remote_reader(writer))

@@ -166,7 +166,7 @@ def write_and_look(link: Link) -> int:
     return looks
 
 
-def test_statistics_in_a_signal_handler() -> None:
+def test_statistics_in_a_signal_handler_disturb_no_call() -> None:
     """They are of the moment, and the call that was interrupted goes on as if nothing happened.
 
     Fails without the guard: the handler sent frames in the middle of the call's own.

@@ -19,7 +19,7 @@ STOP = 5.0 if MESSAGES >= 20_000 else 0.5
 pytestmark = pytest.mark.soak(seconds=60 + MESSAGES // 100)
 
 
-def test_one_long_stop() -> None:
+def test_one_long_stop_loses_nothing() -> None:
     """With the default bound of 3 s: nothing is lost."""
     with remote_writer(remote_liveness=3.0) as writer:
         reader = start_remote_reader(writer)

@@ -30,7 +30,7 @@ def stop_for_long(peer: Peer) -> None:
     peer.resume()
 
 
-def test_a_reader_without_a_connection() -> None:
+def test_a_reader_that_cannot_connect_does_not_take_its_writer_for_dead() -> None:
     """It has had no time to connect again, so its writer is not dead."""
     with (
         remote_writer() as writer,
@@ -63,7 +63,7 @@ def blocked(link: Link, handle_of: int) -> None:
         waits.result()
 
 
-def test_a_writer_without_a_connection() -> None:
+def test_a_writer_that_cannot_be_reached_does_not_take_its_reader_for_dead() -> None:
     """Its reader could not come back, so it is not dead."""
     writer = start(blocked, 0)
     with Cable(writer.hear()) as cable:
@@ -81,7 +81,7 @@ def test_a_writer_without_a_connection() -> None:
             writer.result()
 
 
-def test_a_reader_that_died_meanwhile() -> None:
+def test_a_reader_that_died_meanwhile_is_noticed() -> None:
     """The writer, whose interpreter was busy, notices that as soon as otherwise."""
     with remote_writer(remote_liveness=LIVENESS) as writer:
         reader = start_remote_reader(writer)

@@ -139,7 +139,7 @@ KINDS: dict[str, tuple[Callable[..., int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_strangers(kind: str, greeted: list[int]) -> None:
+def test_strangers_are_neither_counted_nor_decoded(kind: str, greeted: list[int]) -> None:
     """No frame of theirs is counted or decoded; the reader gets everything meanwhile, and the
     writer has no descriptor, thread or noticeable memory more afterwards."""
     role, argument = KINDS[kind]
@@ -168,7 +168,7 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
     assert disturbed >= LEAST_RATE * alone
 
 
-def test_too_many_half_open_connections() -> None:
+def test_the_oldest_half_open_connections_are_ended() -> None:
     """The oldest are ended for newer ones, long before the time of a handshake is over; a reader
     that comes in between is let in."""
     most = sockets.MAX_UNIDENTIFIED + 2
@@ -294,7 +294,7 @@ def test_a_reader_that_resumes_where_no_frame_is(
         other.close()
 
 
-def test_strangers_of_an_insecure_queue() -> None:
+def test_strangers_of_an_insecure_queue_are_not_counted() -> None:
     """Without a token they are not counted; what they send is not taken for a reader's."""
     with remote_queue(serializer="msgpack", insecure_network=True) as (writer, (reader,)):
         handle = writer.export_handle()
@@ -308,7 +308,7 @@ def test_strangers_of_an_insecure_queue() -> None:
         assert [row.state for row in writer.statistics().readers] == ["running"]
 
 
-def test_a_key_on_the_connection_of_another() -> None:
+def test_a_key_does_not_speak_for_the_connection_of_another() -> None:
     """A peer chooses the name of its connection: it does not speak for whoever had that before."""
     with remote_writer(2, remote_liveness=5.0) as writer:
         handles = [writer.export_handle(rank) for rank in range(2)]

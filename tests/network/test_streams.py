@@ -136,7 +136,7 @@ def large(number: int) -> bytes:
     return b"%08d" % number * (SMALL // 8)
 
 
-def test_full_frames(frames: Frames) -> None:
+def test_full_frames_are_kept_until_acknowledged(frames: Frames) -> None:
     """They are kept until the reader has acknowledged them, and the next one is elsewhere."""
     with remote_queue(1) as (writer, (reader,)):
         stream(writer, 200)
@@ -152,7 +152,7 @@ def test_full_frames(frames: Frames) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 1024])
 @pytest.mark.parametrize("relay", [False, True])
-def test_kinds_and_sizes(window: int, relay: bool) -> None:
+def test_messages_of_all_kinds_and_sizes_arrive(window: int, relay: bool) -> None:
     count = MANY if window > 1 else 500
     with remote_writer(2, remote_window=window, relay=relay) as writer:
         readers = [
@@ -236,7 +236,7 @@ def test_whoever_sends_few_messages_does_not_wait(frames: Frames) -> None:
         assert frames.count - before == 1000
 
 
-def test_an_end_behind_a_stream() -> None:
+def test_the_end_comes_after_the_stream() -> None:
     for count in range(180, 240, 4):
         with remote_queue(1) as (writer, (reader,)):
             stream(writer, count)
@@ -405,7 +405,7 @@ def test_a_reader_that_is_interrupted() -> None:
 
 
 @pytest.mark.parametrize("who", ["writer", "reader"])
-def test_bad_arguments_within_a_stream(who: str) -> None:
+def test_bad_arguments_within_a_stream_send_nothing(who: str) -> None:
     with remote_queue(1) as (writer, (reader,)):
         stream(writer, 500)
         reader.dequeue(PATIENCE)

@@ -7,7 +7,7 @@ from tests.support.remote_queues import remote_queue
 torch = package("torch")
 
 
-def test_torch_tensors() -> None:
+def test_torch_tensors_of_all_types_arrive() -> None:
     """Also of types that numpy does not have."""
     with remote_queue() as (writer, (reader,)):
         for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int64):

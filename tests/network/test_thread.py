@@ -176,7 +176,7 @@ def test_a_handler_raises_when_a_look_has_begun(monkeypatch: pytest.MonkeyPatch)
     spare.close()
 
 
-def test_timeouts_behind_a_relay() -> None:
+def test_timeouts_behind_a_relay_are_the_callers() -> None:
     """They are the caller's, in the error and in its text, also once the relay has ended."""
     with remote_writer(3, relay=True, remote_liveness=LIVENESS) as writer:
         relay = start_remote_reader(writer, 0)
@@ -229,7 +229,7 @@ class Noticing(list[int]):
         return len(self) > 0
 
 
-def test_close_beside_close() -> None:
+def test_a_second_close_writes_to_no_foreign_descriptor() -> None:
     """The second does not write to a descriptor that another file has by now."""
     writer = remote_writer()
     end: Any = writer._writer

@@ -155,7 +155,7 @@ def test_what_is_no_directory(directory: Any) -> None:
         SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=directory)
 
 
-def test_a_directory_without_unnamed_files() -> None:
+def test_a_directory_without_unnamed_files_is_named() -> None:
     """The error is about that file system, not about /dev/shm."""
     with refuses(OSError, match="cannot create a file in /proc") as caught:
         SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory="/proc")

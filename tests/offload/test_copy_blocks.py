@@ -38,7 +38,7 @@ def test_moves_what_the_pairs_say() -> None:
 
 
 @pytest.mark.parametrize("kind", ["<i4", "<i8", "<u4", "<u8", ">i4", ">i8", "i1", "u2"])
-def test_ids_of_any_integer_type(kind: str) -> None:
+def test_ids_of_any_integer_type_are_accepted(kind: str) -> None:
     """32 and 64 bits are used as they are, others are converted; byte order is respected."""
     src, dst = numbered(100, 3), np.zeros((100, 3), "int32")
     pairs = np.array([[1, 70], [99, 2]], kind)
@@ -56,7 +56,7 @@ def test_ids_of_any_integer_type(kind: str) -> None:
     assert (dst[[70, 2]] == src[[1, 99]]).all()
 
 
-def test_ids_in_a_tensor_and_in_a_memoryview() -> None:
+def test_ids_in_a_tensor_or_a_memoryview_are_accepted() -> None:
     """Anything that holds integers of shape (n, 2) is accepted."""
     src, dst = numbered(5, 2), np.zeros((5, 2), "int32")
     assert copy_blocks(src, dst, torch.tensor([[1, 2]])) == 8
@@ -295,7 +295,7 @@ def test_impossible_numbers_of_threads_are_refused(threads: Any) -> None:
         copy_blocks(numbered(2, 2), numbered(2, 2), [(0, 1)], threads=threads)
 
 
-def test_a_stream_without_a_gpu() -> None:
+def test_a_stream_without_a_gpu_is_refused() -> None:
     """The error says that there is no GPU, and nothing is moved."""
     dst = np.zeros((2, 2), "int32")
     with pytest.raises((Unsupported, InvalidArgument), match="moves to or from a GPU"):

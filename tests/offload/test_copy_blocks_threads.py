@@ -81,7 +81,7 @@ def test_pairs_that_change_meanwhile_are_used_as_checked() -> None:
     assert not memory[2 * blocks * 64 :].any()
 
 
-def test_calls_at_the_same_time() -> None:
+def test_several_threads_move_blocks_at_once() -> None:
     """Several threads move blocks at once, each with helper threads of its own."""
     src = np.random.default_rng(2).integers(0, 256, (512, 8192), np.uint8)
     ids = np.arange(512)

@@ -104,7 +104,7 @@ def test_a_copy_that_is_refused(library: Path, call: int) -> None:
     with_runtime(library, scene)
 
 
-def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
+def test_rows_too_far_apart_are_copied_one_by_one(newest: Path) -> None:
     """CUDA's pitches end at 2 GiB; beyond, each block is one copy."""
 
     def scene(fake: Any) -> None:
@@ -215,7 +215,7 @@ def test_what_is_done_goes_with_the_next_transfer(newest: Path, played: Stream) 
     transfers(newest, scene)
 
 
-def test_a_transfer_on_the_legacy_stream(newest: Path, played: Stream) -> None:
+def test_a_transfer_on_the_legacy_stream_keeps_its_order(newest: Path, played: Stream) -> None:
     """CUDA refuses batches there: they run on another stream, in the same order."""
 
     def scene(fake: Any, _region: Any, host: Any, cache: Side) -> None:

@@ -87,6 +87,6 @@ def forking(_link: Link, rank: int | None, at_end: bool) -> None:
 @pytest.mark.skipif(is_sanitized("asan"), reason="libasan's malloc may be locked in the child")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("rank", [None, 1])
-def test_a_fork_in_a_start(rank: Any, at_end: bool) -> None:
+def test_a_fork_in_a_start_raises_in_the_child(rank: Any, at_end: bool) -> None:
     """By `progress`, as by a signal handler: the parent's start continues, the child's raises."""
     start(forking, rank, at_end).result()

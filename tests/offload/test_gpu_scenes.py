@@ -20,10 +20,10 @@ def library() -> Path:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(library: Path, scene: Callable[..., None]) -> None:
+def test_each_scene_goes_well(library: Path, scene: Callable[..., None]) -> None:
     with_runtime(library, lambda _fake: scene(StandIn(library)))
 
 
 @pytest.mark.parametrize("scene", SIZED_SCENES, ids=lambda scene: scene.__name__)
-def test_sized_scene(library: Path, scene: Callable[..., None]) -> None:
+def test_each_sized_scene_goes_well(library: Path, scene: Callable[..., None]) -> None:
     with_runtime(library, lambda _fake: scene(StandIn(library), 64 * PAGE))

@@ -106,7 +106,7 @@ def test_chunks_are_whole_rows_and_cover_all(
     with_runtime(library, scene)
 
 
-def test_chunks_of_a_large_region() -> None:
+def test_a_large_region_is_pinned_in_chunks() -> None:
     """64 GiB at most, on row boundaries."""
     gib = 1 << 30
     row = 3 * gib
@@ -168,7 +168,7 @@ def test_an_interrupted_pin_leaves_nothing_locked(
 
 
 @pytest.mark.parametrize("act", ["unpin", "cleanup"])
-def test_pin_that_a_signal_handler_undoes(
+def test_a_pin_that_a_handler_undoes_leaves_nothing_locked(
     library: Path, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     """In the middle of it: nothing stays locked. Fails without the guard: unmapped memory did."""
@@ -230,7 +230,7 @@ def test_what_the_caller_has_pinned_is_unpinned_by_cleanup(library: Path) -> Non
     with_runtime(library, scene)
 
 
-def test_pinned_in_parts_and_said_so_by_the_caller(
+def test_all_pinned_parts_are_unregistered_whatever_the_caller_sets(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Setting is_pinned on a locked region changes nothing: all parts are unregistered."""
@@ -248,7 +248,9 @@ def test_pinned_in_parts_and_said_so_by_the_caller(
 
 
 @pytest.mark.parametrize("last", [b"\xff", b"\xc2\x85b", b"\x1c"])
-def test_beside_a_mapped_file_of_a_strange_name(library: Path, tmp_path: Path, last: bytes) -> None:
+def test_a_mapped_file_of_a_strange_name_hides_no_runtime(
+    library: Path, tmp_path: Path, last: bytes
+) -> None:
     """Neither bytes that are no UTF-8 nor what Python takes for the end of a line stop the look
     for the runtime, and nothing stays locked."""
     folder = os.fsencode(tmp_path) + b"/" + last
@@ -268,7 +270,7 @@ def test_beside_a_mapped_file_of_a_strange_name(library: Path, tmp_path: Path, l
     with_runtime(library, scene)
 
 
-def test_cleanup_without_a_descriptor_to_spare(
+def test_cleanup_needs_no_descriptor_to_unlock(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime that locked the memory unlocks it; it is not searched for again."""

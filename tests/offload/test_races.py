@@ -248,7 +248,7 @@ def test_who_takes_over_fails_with_its_own_cause() -> None:
     assert names == [ShmExhausted.__name__] * 2
 
 
-def test_waiting_for_a_stopped_creator() -> None:
+def test_waiting_for_a_stopped_creator_ends_at_the_timeout() -> None:
     """It ends at the timeout and names the creator, which loses nothing and continues later."""
     instance = new_id()
     creator = start_half_created(instance)
@@ -322,7 +322,7 @@ def test_a_child_that_is_forked_while_a_start_waits_does_not_have_the_file() -> 
     region.cleanup()
 
 
-def test_leaving_a_region_without_a_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_a_region_without_a_name_waits_for_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """There is nothing to remove, so a process stopped in the middle is not waited for."""
     region = region_of(new_id(), participants=1)
     with open(f"/proc/self/fd/{region.fd}", "r+b") as file:

@@ -62,7 +62,7 @@ def test_a_file_of_another_user_is_refused() -> None:
 
 
 @pytest.mark.root
-def test_live_region_of_another_user() -> None:
+def test_a_live_region_of_another_user_is_refused() -> None:
     instance = new_id()
 
     def role(_link: Link) -> None:
@@ -78,7 +78,7 @@ def test_live_region_of_another_user() -> None:
         assert path_of(instance).exists()
 
 
-def test_live_region_of_another_mode() -> None:
+def test_a_live_region_of_another_mode_is_refused() -> None:
     """Its mode was opened to others and stays so: the second start is refused too."""
     instance = new_id()
     with region_of(instance):
@@ -96,7 +96,7 @@ def mapping(link: Link, instance: str) -> None:
         assert bytes(memory[:6]) == b"theirs"
 
 
-def test_live_region_of_another_implementation() -> None:
+def test_a_live_region_of_another_implementation_is_refused() -> None:
     """It is left alone, its process is named, and a start works once it has ended."""
     instance = new_id()
     path_of(instance).write_bytes(b"theirs".ljust(8 * PAGE))

@@ -119,7 +119,7 @@ class Interrupted(World):
 
 
 @LONG
-def test_any_moment() -> None:
+def test_an_interrupt_at_any_moment_leaves_nothing_half_done() -> None:
     """Nobody is left with half of anything."""
     interrupts = 0
     for seed in range(COUNT):
@@ -161,7 +161,7 @@ def test_a_death_that_is_interrupted() -> None:
             world.settle()
 
 
-def test_readers_of_one_host_that_an_interrupted_writer_greets() -> None:
+def test_readers_attach_though_their_handshake_was_interrupted() -> None:
     """At whatever moment of a HELLO: all attach, and none is told that it is dead."""
     for moment in range(1, 300):
         world = Interrupted([0, 0])

@@ -86,13 +86,15 @@ def step(world: World, what: int, reader: "World.Reader", how: int, dice: random
     st.sampled_from([1, 3]),
     st.binary(max_size=80),
 )
-def test_any_sequence(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
+def test_any_sequence_of_events_loses_nothing(
+    hosts: list[int], is_relayed: bool, pieces: int, steps: bytes
+) -> None:
     """Everybody gets everything once and in order, knows who lives, and goes on once it can."""
     play(hosts, is_relayed, pieces, steps)
 
 
 @LONG
-def test_many_sequences() -> None:
+def test_many_random_sequences_lose_nothing() -> None:
     """The same without the price of hypothesis; what fails is one step shorter at a time."""
     for seed in range(COUNT - COUNT // 8):
         dice = random.Random(seed)
@@ -118,7 +120,7 @@ def fails(*how: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name: str) -> None:
+def test_each_example_goes_well(name: str) -> None:
     """Each is one thing that can happen, and goes well."""
     EXAMPLES[name]()
 
@@ -156,7 +158,7 @@ def test_a_welcome_that_was_lost_is_asked_for_whatever_else_comes() -> None:
     assert [header_of(frame).what for frame in list(session.out)[:1]] == [What.HELLO]
 
 
-def test_a_holder_of_two_keys_on_one_route() -> None:
+def test_a_lost_connection_ends_the_sending_whoever_had_the_route() -> None:
     """A connection that is gone ends the sending, whoever had it before."""
     world = World([0, 1], relay=False)
     session, fresh = world.writer, {"session": b"x", "number": 1}

@@ -114,7 +114,7 @@ def test_a_reader_with_other_numbers_is_refused(numbers: tuple[int, int]) -> Non
         reader.close()
 
 
-def test_a_ring_without_a_storage() -> None:
+def test_a_ring_without_a_storage_is_refused() -> None:
     ring = Ring(4096, create=True)
     other = Ring(*ring.handle())
     with refuses(LayoutMismatch, match="without a storage"):
@@ -123,7 +123,7 @@ def test_a_ring_without_a_storage() -> None:
     ring.close()
 
 
-def test_a_ring_of_another_system() -> None:
+def test_a_ring_of_another_system_is_refused() -> None:
     """A queue's ring is not a byte ring, though it is memlane's."""
     other = ShmRingBuffer(1, 64, 2)
     with refuses(LayoutMismatch):

@@ -95,7 +95,7 @@ def test_nobody_is_waited_for_once_all_are_dead() -> None:
             writer.put(n, ONE)
 
 
-def test_a_successor_of_the_dead() -> None:
+def test_a_successor_inherits_no_debts_of_the_dead() -> None:
     """Its place is taken again, and neither its debts nor its pins are the successor's."""
     with small_store(1) as (writer, _):
         doomed = start_store_reader(writer)

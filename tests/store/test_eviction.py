@@ -213,7 +213,7 @@ def test_allocations_of_others_that_are_not_aligned() -> None:
             assert bytes(data[:4]) == b"\1\0\0\0"
 
 
-def test_allocations_of_others_that_use_up_ids() -> None:
+def test_ids_that_others_use_up_are_skipped() -> None:
     """With a table of four entries, ids whose entry is taken are skipped."""
     with store_of(max_objects=4) as (writer, (reader,)):
         place = writer.put("oldest", ONE)
@@ -224,7 +224,7 @@ def test_allocations_of_others_that_use_up_ids() -> None:
         assert reader.get(*place) == reader.get(*later) == ONE
 
 
-def test_freeing_the_ring_by_hand() -> None:
+def test_objects_of_a_ring_freed_by_hand_are_refused() -> None:
     """The storage is told: its indexes follow, and readers are refused the freed objects."""
     with store_of() as (writer, (reader,)):
         places = [writer.put(n, ONE) for n in range(4)]

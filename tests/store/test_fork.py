@@ -82,7 +82,7 @@ def end_a_view(_link: Link, block: Any) -> str:
     return "left"
 
 
-def test_a_view_in_the_child() -> None:
+def test_a_view_in_the_child_neither_counts_nor_unpins() -> None:
     """Its end there neither counts nor unpins: the parent's object stays."""
     with store_of(1) as (writer, (reader,)):
         block = reader.view(*writer.put("k", b"value"))
@@ -113,7 +113,7 @@ class Forks(BytesSerde):
 
 
 @pytest.mark.parametrize("call", ["put", "get"])
-def test_a_fork_in_the_middle(call: str) -> None:
+def test_a_fork_in_the_middle_of_a_call_raises_in_the_child(call: str) -> None:
     """The child's half of the call raises WrongProcess; the parent's is as ever."""
     with store_of(1, serde=Forks if call == "put" else LateForks) as (writer, (reader,)):
         parent = os.getpid()
@@ -142,7 +142,7 @@ class LateForks(Forks):
             super().fork()
 
 
-def test_killing_the_parent_of_a_fork() -> None:
+def test_the_death_of_a_forks_parent_is_seen() -> None:
     """A child that lives on does not hide the death of the reader that forked it."""
     with store_of(1, size=640, max_object_size=64, attached=0) as (writer, _):
         doomed = start_store_reader(writer)

@@ -47,7 +47,7 @@ def play(_link: Link) -> list[int]:
     return [address, *addresses]
 
 
-def test_a_ring_of_more_than_2_gib() -> None:
+def test_a_ring_of_more_than_2_gib_stores_every_object() -> None:
     """Every object comes through, wherever it lies; an allocation of 2 GiB is refused clearly."""
     addresses = start(play, method="spawn", command=private_shm("3g")).result(5 * PATIENCE)
     print(f"\naddresses up to {max(addresses)}")

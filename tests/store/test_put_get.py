@@ -132,7 +132,7 @@ def test_what_is_too_large_evicts_nothing() -> None:
         assert not writer.is_cached("k")
 
 
-def test_sa_larger_than_the_ring() -> None:
+def test_sa_an_object_larger_than_the_ring_is_refused() -> None:
     """SA: MemoryError, and nothing changes, objects already read included."""
     with store_of(size=200, max_object_size=1000) as (writer, (reader,)):
         for value in (bytes(189), bytes(500)):
@@ -305,7 +305,7 @@ def test_sl_forged_addresses_are_refused(address: int, number: int) -> None:
                 pass
 
 
-def test_sl_a_payload_that_imitates_a_header() -> None:
+def test_sl_a_payload_that_imitates_a_header_is_never_an_object() -> None:
     """SL: bytes inside an object are never taken for an object."""
     with store_of() as (writer, (reader,)):
         ring = writer.ring_buffer

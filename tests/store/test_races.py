@@ -44,7 +44,7 @@ def paced(link: Link, handle: ShmObjectStorageHandle, address: int, number: int)
         reader.close()
 
 
-def test_se_reuse_in_the_middle_of_decoding() -> None:
+def test_se_reuse_in_the_middle_of_decoding_moves_no_other_counter() -> None:
     """A reads twice, B is halfway: B's object stays, and no counter of another moves."""
     with store_of(2, size=640, max_object_size=64, attached=1, serde=Paced) as (writer, (one,)):
         value = bytes(range(52))
@@ -71,7 +71,7 @@ def test_se_reuse_in_the_middle_of_decoding() -> None:
         writer.put("new", ONE)
 
 
-def test_se_clear_in_the_middle_of_decoding() -> None:
+def test_se_clear_does_not_wait_for_decoding() -> None:
     """clear() does not wait: B gets its object, whose bytes were not touched meanwhile."""
     with store_of(2, size=640, max_object_size=64, attached=0, serde=Paced) as (writer, _):
         value = bytes(range(52))

@@ -47,7 +47,7 @@ def test_a_ring_allocates_as_in_the_worked_example() -> None:
         assert (ring.data_buffer_start, ring.data_buffer_end) == (48, 48)
 
 
-def test_s1_an_allocation_of_the_whole_ring() -> None:
+def test_s1_the_whole_ring_can_be_allocated() -> None:
     """S1: once everything is freed the whole ring can be allocated, wherever its positions are."""
     with ring_of_bytes(200) as ring:
         ring.allocate_buf(100)
@@ -59,7 +59,7 @@ def test_s1_an_allocation_of_the_whole_ring() -> None:
 
 
 @pytest.mark.parametrize("first", range(1, 92, 7))
-def test_the_whole_ring_from_anywhere(first: int) -> None:
+def test_the_whole_ring_can_be_allocated_from_anywhere(first: int) -> None:
     """The same from every position, several times around."""
     with ring_of_bytes(100) as ring:
         for _ in range(5):
@@ -199,7 +199,7 @@ def test_a_predicate_that_raises() -> None:
         assert ring.allocate_buf(20) == (56, 2)
 
 
-def test_a_predicate_that_calls_the_ring() -> None:
+def test_a_predicate_may_read_the_ring_and_not_change_it() -> None:
     """Changing the ring from within is refused; reading is not."""
 
     def meddles(_id: int, _view: memoryview) -> bool:

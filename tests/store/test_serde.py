@@ -132,7 +132,7 @@ def test_what_it_has_no_type_for(value: object) -> None:
         MSGPACK.serialize(value)
 
 
-def test_time_zones_without_a_name() -> None:
+def test_time_zones_without_a_name_are_refused() -> None:
     """A zone read from a file cannot be found again by the reader."""
     counts = struct.pack(">6l", 0, 0, 0, 0, 1, 4)
     file = io.BytesIO(b"TZif" + bytes(16) + counts + bytes(6) + b"UTC\0")

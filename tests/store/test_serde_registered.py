@@ -177,7 +177,7 @@ def test_what_cannot_be_registered(cls: Any, name: Any, error: type[Exception]) 
     assert _registered._by_name == before
 
 
-def test_other_fields_than_the_writers() -> None:
+def test_other_fields_than_the_writers_are_named() -> None:
     """Named, on both sides; never filled in."""
     lying = laid(MSGPACK, Key("k"))
     other = dataclasses.make_dataclass("Key", ["name", "length"])

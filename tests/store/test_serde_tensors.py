@@ -23,7 +23,7 @@ DTYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dt
 SHAPES = [(), (0,), (0, 3), (7,), (50, 60), (100, 30, 10)]
 
 
-def test_every_torch_dtype_and_shape() -> None:
+def test_every_torch_dtype_and_shape_comes_back() -> None:
     """bfloat16, float8 and narrower included; by copy and by view, and without a warning."""
     seen = set()
     for dtype in DTYPES:

@@ -107,7 +107,7 @@ class Fickle:
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_interrupted_in_the_hash_of_a_key(n: int) -> None:
+def test_an_interrupt_in_the_hash_of_a_key_changes_nothing(n: int) -> None:
     """Keys are Python's, so a put that stores or evicts them can be interrupted there."""
     with Storage(64, 1, Ring(256, create=True), BytesSerde, object()) as writer:
         keys = [Fickle() for _ in range(8)]

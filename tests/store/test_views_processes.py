@@ -36,7 +36,7 @@ def ask_for_release_after(_link: Link, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "text"), [("torch", "torch finds none here"), ("nothing", "has not imported torch")]
 )
-def test_release_after_without_a_gpu(what: str, text: str) -> None:
+def test_release_after_without_a_gpu_names_what_is_missing(what: str, text: str) -> None:
     """The error says what is missing, torch or the GPU; the block ends as usual."""
     if what == "torch" and package("torch").cuda.is_available():
         pytest.skip("there is a GPU")

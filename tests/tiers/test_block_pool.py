@@ -163,7 +163,7 @@ def test_what_is_pinned_stays(pool: BlockPool) -> None:
         assert len(new) == 1
 
 
-def test_two_pins_of_a_block(pool: BlockPool) -> None:
+def test_a_block_with_two_pins_stays_until_both_are_released(pool: BlockPool) -> None:
     """It stays until the last is released; releasing twice does nothing."""
     store(pool, *range(8))
     first, second = pool.pin(keys(*range(8))), pool.pin(keys(*range(8)))
@@ -223,7 +223,7 @@ def test_a_touch_is_an_access() -> None:
         assert new.evicted == keys(2)
 
 
-def test_statistics() -> None:
+def test_statistics_count_hits_and_evictions() -> None:
     pool = BlockPool(4, "lru")
     store(pool, 1, 2, 4)
     with pool.pin(keys(1, 2, 3, 4)), pool.reserve(keys(5)):
@@ -269,7 +269,7 @@ def test_a_forecast_says_what_more_blocks_would_hit() -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 1.5, 1 << 31, True])
-def test_a_bad_forecast(pool: BlockPool, more: Any) -> None:
+def test_a_bad_forecast_is_refused(pool: BlockPool, more: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="more_blocks"):
         pool.forecast(more)
 
@@ -331,12 +331,12 @@ def test_a_bad_mask_changes_nothing(pool: BlockPool, ok: Any) -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, -1, 1 << 31, 1.5, "8", True])
-def test_a_bad_capacity(blocks: Any) -> None:
+def test_a_bad_capacity_is_refused(blocks: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidType), match="blocks"):
         BlockPool(blocks)
 
 
-def test_a_capacity_beyond_the_memory() -> None:
+def test_a_capacity_beyond_the_memory_is_refused() -> None:
     with (
         limiting(resource.RLIMIT_AS, 8 << 30)("made"),
         pytest.raises(OutOfMemory, match="a pool of 2147483647"),

@@ -297,7 +297,7 @@ def stores(link: Link, folder: Path) -> None:
         wait_for(tier, tier.store([b"%d:%d" % (turn, number) for number in numbers], numbers))
 
 
-def test_an_array_after_a_kill(tmp_path: Path) -> None:
+def test_an_array_finds_its_blocks_after_a_kill(tmp_path: Path) -> None:
     peer = start(stores, tmp_path)
     assert all(peer.hear())
     peer.kill()

@@ -139,7 +139,7 @@ def test_its_space_is_reserved(folder: Path) -> None:
     assert sum(each.st_size for each in sizes) <= capacity_of(10, ROW)
 
 
-def test_bytes_that_changed_on_disk(
+def test_bytes_that_changed_on_disk_are_a_miss(
     folder: Path, rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A miss of that block alone, one line, and the key is not found again."""
@@ -157,7 +157,7 @@ def test_bytes_that_changed_on_disk(
     assert "not what was stored" in caplog.text
 
 
-def test_a_slot_with_another_header(folder: Path, rows: Any) -> None:
+def test_a_slot_with_another_header_is_a_miss(folder: Path, rows: Any) -> None:
     """The CRC is seeded with the key: right bytes under a wrong key are a miss."""
     with open(folder / "0.headers", "r+b") as file:
         file.seek(4096)
@@ -182,7 +182,7 @@ def test_a_header_that_is_gone_is_a_miss(tmp_path: Path) -> None:
         assert (tier.has([key(1)]), tier.statistics().missed) == ([False], 2)
 
 
-def test_another_capacity(folder: Path, rows: Any) -> None:
+def test_another_capacity_keeps_the_blocks_that_fit(folder: Path, rows: Any) -> None:
     """A larger one keeps everything, a smaller one drops what lies behind it."""
     with tier_on(folder, rows, capacity=12) as tier:
         assert there(tier) == [0, 1, 2, 3, 4]
@@ -323,7 +323,9 @@ def test_a_tuned_tier_learns_from_look_ups_and_stores(tmp_path: Path) -> None:
             pytest.fail(f"at last it loads {loaded} of 1600 and declines {declined} of 2400")
 
 
-def test_rows_of_another_size(folder: Path, rows: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_another_size_empty_the_tier(
+    folder: Path, rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """It begins empty, and says so."""
     with tier_on(folder, np.zeros((2, 2 * ROW), np.uint8), capacity=10) as tier:
         assert there(tier) == []
@@ -352,7 +354,7 @@ def test_other_namespaces_go_first(folder: Path, rows: Any) -> None:
         ("0.headers", b"MEMLTIER\x09", LayoutMismatch, "has format 9; this memlane reads 1"),
     ],
 )
-def test_other_files(
+def test_other_files_are_left_as_they_are(
     folder: Path, rows: Any, name: str, change: bytes, error: type[Exception], text: str
 ) -> None:
     """They are left as they are."""
@@ -365,7 +367,9 @@ def test_other_files(
     assert (folder / name).read_bytes().startswith(change)
 
 
-def test_a_damaged_first_page(folder: Path, rows: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_first_page_empties_the_tier(
+    folder: Path, rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """As after a power cut: it begins empty, and says so."""
     with open(folder / "0.headers", "r+b") as file:
         file.seek(20)
@@ -398,7 +402,9 @@ def test_links_are_not_followed(tmp_path: Path, rows: Any) -> None:
         ({"direct": "yes"}, "direct must be"),
     ],
 )
-def test_bad_options(tmp_path: Path, rows: Any, options: dict[str, Any], text: str) -> None:
+def test_bad_options_make_nothing(
+    tmp_path: Path, rows: Any, options: dict[str, Any], text: str
+) -> None:
     """Nothing is made."""
     with pytest.raises((InvalidArgument, InvalidType), match=text):
         DiskTier(tmp_path / "kv", rows, **{"capacity": "1MiB", **options})
@@ -416,7 +422,7 @@ def test_a_folder_that_is_none(tmp_path: Path, rows: Any, place: str) -> None:
     ("text", "nbytes"),
     [("100", 100), ("1KiB", 1024), ("1.5 MiB", 3 << 19), ("2TiB", 2 << 40), (7, 7)],
 )
-def test_capacity_as_text(text: Any, nbytes: int) -> None:
+def test_a_capacity_may_be_text(text: Any, nbytes: int) -> None:
     assert capacity_in_bytes(text) == nbytes
 
 
@@ -530,7 +536,7 @@ def test_garbage_that_is_collected_in_a_call_closes_the_tier(tmp_path: Path, nam
     start(closed_by_garbage, tmp_path, name, method="spawn", command=overwriting).result()
 
 
-def test_two_threads_close_it(tmp_path: Path, rows: Any) -> None:
+def test_two_threads_may_close_it(tmp_path: Path, rows: Any) -> None:
     for _ in range(50):
         tier = tier_on(tmp_path, rows, capacity=10)
         barrier = threading.Barrier(2)
@@ -547,7 +553,7 @@ def test_two_threads_close_it(tmp_path: Path, rows: Any) -> None:
             assert not thread.is_alive()
 
 
-def test_another_file_of_that_name(tmp_path: Path, rows: Any) -> None:
+def test_another_file_of_that_name_is_refused(tmp_path: Path, rows: Any) -> None:
     """Is refused, and left as it is."""
     (tmp_path / "train.data").write_bytes(b"precious")
     with pytest.raises(SegmentRefused, match=r"train.data exists and is no disk tier's"):

@@ -557,7 +557,9 @@ def store_twice(tier: DiskTier, rows: Any) -> int:
 @pytest.mark.parametrize(
     ("row_bytes", "is_direct"), [(4096, False), (16384, True), (36864, False), (65536, True)]
 )
-def test_a_disk_with_large_sectors(tmp_path: Path, row_bytes: int, is_direct: bool) -> None:
+def test_a_disk_with_large_sectors_works_through_the_page_cache(
+    tmp_path: Path, row_bytes: int, is_direct: bool
+) -> None:
     """Rows that its direct I/O refuses go through the page cache, with a line that says so."""
     rows = np.zeros((64, row_bytes), np.uint8)
     make = ("mkfs.xfs", "-q", "-f", "-s", "size=16384", "-b", "size=16384")
@@ -575,7 +577,7 @@ def test_a_disk_with_large_sectors(tmp_path: Path, row_bytes: int, is_direct: bo
 @pytest.mark.root
 @pytest.mark.parametrize("make", [(), ("mkfs.btrfs", "-q", "-f")], ids=["ext4", "btrfs"])
 @pytest.mark.parametrize("margin", [None, "40MiB"])
-def test_a_capacity_beyond_the_disk(
+def test_a_capacity_beyond_the_disk_is_cut_to_its_space(
     tmp_path: Path, make: tuple[str, ...], margin: str | None
 ) -> None:
     """Leaves a part of the disk free, and takes every block that it promises."""

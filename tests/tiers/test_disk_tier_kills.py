@@ -118,7 +118,7 @@ def opened(link: Link, folder: Path) -> None:
         link.hear(PATIENCE)
 
 
-def test_one_opener_at_a_time(tmp_path: Path) -> None:
+def test_only_one_opener_at_a_time_is_allowed(tmp_path: Path) -> None:
     """The second is told whose it is; another opener works beside it; a death frees it."""
     rows = np.zeros((2, ROW), np.uint8)
     peer = start(opened, tmp_path)

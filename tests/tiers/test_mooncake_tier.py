@@ -103,7 +103,9 @@ def until_stored(tier: MooncakeTier, number: int) -> None:
 
 
 @pytest.mark.parametrize("row_bytes", [1, 63, 4 << 20, (5 << 20) + 1])
-def test_rows_of_all_sizes(shared: MooncakeMaster, namespace: str, row_bytes: int) -> None:
+def test_rows_of_all_sizes_are_stored(
+    shared: MooncakeMaster, namespace: str, row_bytes: int
+) -> None:
     """Also larger than a batch, on one connection."""
     rows = rows_of(3, row_bytes)
     with MooncakeTier(shared.address, rows, connections=1, namespace=namespace) as tier:
@@ -115,7 +117,9 @@ def test_rows_of_all_sizes(shared: MooncakeMaster, namespace: str, row_bytes: in
         assert not load(tier, 0, 1, 2).ok.any()
 
 
-def test_questions_about_many_keys(shared: MooncakeMaster, namespace: str) -> None:
+def test_many_keys_are_asked_for_in_several_messages(
+    shared: MooncakeMaster, namespace: str
+) -> None:
     """More than a message has place for."""
     rows = rows_of(4)
     keys = [key(number) for number in range(5000)]
@@ -181,7 +185,7 @@ def test_values_of_another_key_are_misses(shared: MooncakeMaster, namespace: str
 # Space --------------------------------------------------------------------------------------------
 
 
-def test_a_store_without_memory(own: MooncakeMaster) -> None:
+def test_a_store_without_memory_refuses_blocks(own: MooncakeMaster) -> None:
     """Refuses blocks, and answers."""
     rows = rows_of(2)
     with MooncakeTier(own.address, rows) as tier:
@@ -191,7 +195,7 @@ def test_a_store_without_memory(own: MooncakeMaster) -> None:
         assert tier.statistics().errors == 2
 
 
-def test_a_full_store(own: MooncakeMaster) -> None:
+def test_a_full_store_refuses_or_evicts(own: MooncakeMaster) -> None:
     """Refuses blocks, or evicts; what it has is right."""
     rows = rows_of(128, 1 << 18)
     expected = rows.copy()
@@ -349,7 +353,9 @@ def test_two_processes_see_each_others_blocks(shared: MooncakeMaster, namespace:
 # Masters that go away -----------------------------------------------------------------------------
 
 
-def test_closing_without_a_master(own: MooncakeMaster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_without_a_master_takes_bounded_time(
+    own: MooncakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In bounded time, also with memory that cannot be given back."""
     monkeypatch.setattr("memlane.tiers.remote.mooncake._ENDING", 0.5)
     tier = MooncakeTier(own.address, rows_of(2), segment="16MiB")
@@ -460,7 +466,7 @@ def test_the_log_goes_to_its_file_only(
 
 
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
-def test_the_end_of_the_interpreter(own: MooncakeMaster, ending: str) -> None:
+def test_the_end_of_the_interpreter_waits_for_nothing(own: MooncakeMaster, ending: str) -> None:
     """Waits for nothing, with a tier that has no deadline, and a master that is stopped; nothing
     stays, though a forked child has all descriptors."""
     code = f"""
@@ -542,7 +548,7 @@ def test_blocks_that_were_not_read_can_be_evicted(
             until(lambda: store(tier, 1).ok.all())
 
 
-def test_many_short_deadlines(own: MooncakeMaster) -> None:
+def test_many_short_deadlines_do_not_add_up(own: MooncakeMaster) -> None:
     """At a master that says nothing: the calls that Mooncake is stuck in do not add up."""
     rows = rows_of(2)
     with MooncakeTier(own.address, rows, segment="16MiB", connections=1, timeout=20) as tier:

@@ -145,7 +145,7 @@ def test_rows_that_are_larger_than_a_batch(place: BucketPlace) -> None:
     assert len(place.bucket.names()) == 3
 
 
-def test_blocks_of_several_threads(place: BucketPlace) -> None:
+def test_blocks_of_several_threads_are_stored(place: BucketPlace) -> None:
     rows = rows_of(64)
     expected = rows.copy()
     with place.tier(rows) as tier:
@@ -218,7 +218,7 @@ def test_changed_objects_are_misses(
         np.testing.assert_array_equal(rows[:3], rows_of(3))
 
 
-def test_rows_of_another_size(place: BucketPlace) -> None:
+def test_rows_of_another_size_are_misses(place: BucketPlace) -> None:
     """Rows of another size under the same keys are misses, and both can be stored."""
     small, large = rows_of(2), rows_of(2, 2 * ROW)
     with place.tier(small) as one, place.tier(large) as two:
@@ -284,7 +284,7 @@ def test_a_writer_whose_clock_is_behind(place: BucketPlace) -> None:
         assert load(tier, 0).ok.all()
 
 
-def test_forgetting_what_others_store(place: BucketPlace) -> None:
+def test_forgetting_removes_what_others_stored(place: BucketPlace) -> None:
     """All objects with the block are removed, also those that nobody here knows."""
     with place.tier(rows_of(4)) as one, place.tier(rows_of(4)) as two:
         assert store(one, 0, 1).ok.all()
@@ -298,7 +298,7 @@ def test_forgetting_what_others_store(place: BucketPlace) -> None:
         assert load(two, 3).ok.all()
 
 
-def test_a_block_in_two_objects(place: BucketPlace) -> None:
+def test_a_block_in_two_objects_survives_the_loss_of_one(place: BucketPlace) -> None:
     """If one of them is removed the other is read."""
     rows = rows_of(2)
     with place.tier(rows) as one, place.tier(rows_of(2)) as two:
@@ -332,7 +332,9 @@ def test_what_a_lifecycle_rule_removes(place: BucketPlace, monkeypatch: pytest.M
         assert len(place.bucket.names()) == 1
 
 
-def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_many_pages_is_completed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages for which the constructor has no time are listed when they are asked for."""
     url = folder(tmp_path)
     bucket = Bucket(url)
@@ -358,7 +360,7 @@ def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # Servers that go away -----------------------------------------------------------------------------
 
 
-def test_a_bucket_that_vanishes(place: BucketPlace) -> None:
+def test_a_bucket_that_vanishes_is_a_refusal_or_a_miss(place: BucketPlace) -> None:
     """Is a refusal, or a miss, and no reason to leave the server alone."""
     rows = rows_of(2)
     with place.tier(rows) as tier:
@@ -567,7 +569,7 @@ def test_invalid_arguments_are_refused(shared: ObjectServer) -> None:
         ({"AWS_ALLOW_HTTP": "false"}, {"client_options": {"allow_http": True}}),
     ],
 )
-def test_options_of_the_client(
+def test_options_of_the_client_come_before_the_environment(
     own: Place, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], options: Any
 ) -> None:
     """Count in the environment, beside those of the store, and as `client_options`, which come
@@ -602,7 +604,7 @@ def test_an_error_says_how_to_install_obstore(monkeypatch: pytest.MonkeyPatch) -
 # Threads, loops and processes ---------------------------------------------------------------------
 
 
-def test_opened_in_an_event_loop(place: BucketPlace) -> None:
+def test_it_can_be_opened_in_an_event_loop(place: BucketPlace) -> None:
     rows = rows_of(2)
 
     async def run() -> None:
@@ -617,7 +619,7 @@ def test_opened_in_an_event_loop(place: BucketPlace) -> None:
     asyncio.run(run())
 
 
-def test_a_tier_of_a_forked_child(place: BucketPlace) -> None:
+def test_a_tier_of_a_forked_child_is_refused(place: BucketPlace) -> None:
     """Is refused: obstore's threads are not there. What the parent has goes on."""
     with place.tier(rows_of(2)) as tier:
         assert store(tier, 0).ok.all()
@@ -637,7 +639,7 @@ def test_a_tier_of_a_forked_child(place: BucketPlace) -> None:
         assert load(tier, 0, 1).ok.all()
 
 
-def test_a_thread_of_obstore_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
+def test_a_thread_of_obstore_may_outlast_the_interpreter(tmp_path: Path) -> None:
     """The report is there, and the thread that made it needs the interpreter's lock once more.
 
     Fails without the guard: the process ended with SIGABRT, as the thread found no interpreter.

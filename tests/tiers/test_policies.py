@@ -136,7 +136,7 @@ TRACES = os.environ.get("MEMLANE_TRACES")
         *(("synthetic", blocks) for blocks in (3_000, 10_000, 30_000)),
     ],
 )
-def test_the_tuned_policy_on_published_traces(name: str, blocks: int) -> None:
+def test_the_tuned_policy_is_good_on_published_traces(name: str, blocks: int) -> None:
     near_the_best(read(Path(str(TRACES)) / f"{name}_trace.jsonl"), blocks)
 
 

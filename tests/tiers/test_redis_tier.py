@@ -108,7 +108,7 @@ def test_an_answer_is_not_older_than_what_was_done(server: RedisServer) -> None:
             assert tier.has([key(number)]) == [True]
 
 
-def test_blocks_that_expire(server: RedisServer) -> None:
+def test_expired_blocks_are_misses(server: RedisServer) -> None:
     with RedisTier(server.url, rows_of(2), ttl=1) as tier:
         assert store(tier, 0, 1).ok.all()
 
@@ -288,7 +288,7 @@ def test_a_server_whose_facts_are_no_text(info: bytes) -> None:
         liar.close()
 
 
-def test_a_server_that_floods() -> None:
+def test_a_server_that_floods_is_left_at_the_deadline() -> None:
     """A value without an end, as fast as it can be read, ends at the deadline all the same."""
     ours, theirs = socket.socketpair()
     theirs.sendall(b"$99999999999\r\n")
@@ -319,7 +319,7 @@ def test_a_server_that_floods() -> None:
         ("+$", b"$-1\r\n", [-1]),
     ],
 )
-def test_replies(kinds: str, reply: bytes, found: list[object] | None) -> None:
+def test_replies_are_parsed(kinds: str, reply: bytes, found: list[object] | None) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(reply)
@@ -576,7 +576,7 @@ def test_a_server_that_is_stopped_for_a_moment_is_waited_for(server: RedisServer
     resume.join()
 
 
-def test_a_short_deadline_while_it_connects(server: RedisServer) -> None:
+def test_a_short_deadline_while_it_connects_is_not_the_servers_fault(server: RedisServer) -> None:
     """Is not the server's fault either."""
     url = f"redis://127.0.0.1:{server.port}"
     with RedisTier(url, rows_of(8), connections=8) as tier:
@@ -591,7 +591,7 @@ def test_a_short_deadline_while_it_connects(server: RedisServer) -> None:
         assert load(tier, 0).ok.all()
 
 
-def test_a_server_that_dribbles(tmp_path: Path) -> None:
+def test_a_server_that_dribbles_cannot_hold_the_constructor(tmp_path: Path) -> None:
     """In its greeting: the constructor ends all the same."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         over = threading.Event()
@@ -656,7 +656,7 @@ def test_nothing_to_wait_for(server: RedisServer) -> None:
     tier.close(0)
 
 
-def test_a_poll_in_a_handler(server: RedisServer) -> None:
+def test_a_poll_in_a_handler_returns_each_report_once(server: RedisServer) -> None:
     """Whatever it interrupts, each report comes once."""
     with RedisTier(server.url, rows_of(8)) as tier:
         assert store(tier, *range(8)).ok.all()

@@ -40,7 +40,7 @@ def test_counts_as_json(trace: Path) -> None:
     assert found["policies"]["lru"] == lru
 
 
-def test_a_table_of_all_policies(trace: Path) -> None:
+def test_the_table_has_all_policies(trace: Path) -> None:
     done = run(trace, "--blocks", 4)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -82,7 +82,7 @@ def test_a_trace_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [[], ["--blocks", "0"], ["--blocks", "x"], ["--blocks", "4", "--policy", "fifo"]]
 )
-def test_a_bad_option(trace: Path, options: list[str]) -> None:
+def test_a_bad_option_is_refused(trace: Path, options: list[str]) -> None:
     done = run(trace, *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr

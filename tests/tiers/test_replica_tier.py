@@ -73,7 +73,7 @@ def test_each_finds_what_the_others_have_stored(tmp_path: Path, soon: None, row_
         assert found(later, rows, 1, 2, 3, 4) == [1, 2, 3]
 
 
-def test_within_a_second(tmp_path: Path) -> None:
+def test_a_replicas_blocks_are_found_within_a_second(tmp_path: Path) -> None:
     rows = np.zeros((4, ROW), np.uint8)
     with ReplicaTier(tmp_path / "later", rows) as others:
         assert found(others, rows, 1) == []
@@ -123,7 +123,7 @@ def test_what_it_forgets_itself(tmp_path: Path, soon: None) -> None:
 
 
 @pytest.mark.parametrize("change", ["a byte", "short data", "short headers", "headers", "garbage"])
-def test_changed_files(tmp_path: Path, soon: None, change: str) -> None:
+def test_changed_files_are_misses(tmp_path: Path, soon: None, change: str) -> None:
     """Are misses; the row is as it was."""
     rows = np.zeros((4, ROW), np.uint8)
     with tier_on(tmp_path, rows, 8, direct=False) as tier:
@@ -309,7 +309,7 @@ def test_it_only_reads(tmp_path: Path) -> None:
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
-def test_bad_arguments(tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     rows = np.zeros((4, ROW), np.uint8)
     for wrong, error in (
         ({"path": 7}, InvalidType),

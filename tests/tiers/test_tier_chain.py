@@ -136,7 +136,9 @@ def test_behind_a_pool_there_is_a_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
-def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
+def test_a_disk_and_a_server_complete_each_other(
+    tmp_path: Path, warnings: Callable[[], list[str]]
+) -> None:
     """Blocks for which the disk has no room come from the server; without the server, from the
     disk."""
     package("redis")
@@ -305,7 +307,7 @@ def test_a_tier_that_does_not_know() -> None:
         assert len(second.asked) == 1
 
 
-def test_admission() -> None:
+def test_a_block_is_stored_when_it_is_evicted_again() -> None:
     """A block that is evicted for the second time is stored."""
     with in_memory(blocks=8, spare=2, admission="second") as (one, tier):
         for number in range(10):
@@ -370,7 +372,7 @@ def test_keys_that_come_twice() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "tuned"])
-def test_random_calls(policy: PolicyName) -> None:
+def test_random_calls_find_right_blocks_and_lose_none(policy: PolicyName) -> None:
     """Tiers that are silent, fail, forget and do not know: what is found is right all the same, and
     no block is lost."""
     for seed in range(6):
@@ -419,7 +421,7 @@ def test_random_calls(policy: PolicyName) -> None:
 # Tiers that fail -------------------------------------------------------------------------------
 
 
-def test_when_to_try_again() -> None:
+def test_a_failed_tier_is_tried_again_less_and_less_often() -> None:
     """After 1, 2, 4 ... 60 seconds, and one line a minute."""
     outage = Outage()
     now, pauses, lines = 100.0, [], 0
@@ -535,7 +537,7 @@ def test_a_forgotten_key_is_not_found() -> None:
         assert not one.pool.has([key(50)])[0]
 
 
-def test_new_weights() -> None:
+def test_new_weights_hide_older_blocks() -> None:
     with in_memory(blocks=8, spare=2, tiers=2) as (one, first, second):
         for number in range(20):
             one.compute(number)
@@ -760,7 +762,7 @@ def test_a_close_that_is_interrupted_is_done_by_the_next(monkeypatch: pytest.Mon
     assert chain._moves._memory.size == 0
 
 
-def test_bad_arguments() -> None:
+def test_bad_arguments_are_refused() -> None:
     rows = np.zeros((8, ROW), np.uint8)
     pool = BlockPool(8, "lru")
     tier = MemoryTier(rows)
@@ -861,7 +863,7 @@ def test_a_handler_that_raises_within_a_call_of_a_tier(kind: str) -> None:
         until(lambda: (poll_of(chain).spare, pool.statistics().reserved) == (1, 1), "idle")
 
 
-def test_a_handler_that_calls_the_chain() -> None:
+def test_a_handler_that_calls_the_chain_does_not_wait() -> None:
     """In the middle of one of its calls: it gets what is there, at once, and costs no time."""
     rows = np.zeros((8, ROW), np.uint8)
     pool = BlockPool(8, "lru")
@@ -989,7 +991,7 @@ def test_a_closed_tier_with_a_call_that_has_failed() -> None:
         assert_in_time(2, begun)
 
 
-def test_a_closed_tier_without_a_deadline() -> None:
+def test_a_closed_tier_without_a_deadline_finishes_its_jobs() -> None:
     """Ends what it was asked for, also where the call has failed."""
     with in_memory(blocks=8, spare=2, timeout=1e9) as (one, tier):
         one.compute(*range(6))
@@ -1017,7 +1019,7 @@ def test_a_key_that_comes_twice_is_no_fault_of_a_disk(tmp_path: Path) -> None:
         assert disk.has([key(1)]) == [False]
 
 
-def test_more_than_half_of_the_pool() -> None:
+def test_more_than_half_of_the_pool_can_be_loaded() -> None:
     with in_memory(blocks=16, spare=1) as (one, tier):
         tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(12)}
         assert one.find(*range(12)) == 12
@@ -1135,7 +1137,7 @@ def test_a_tier_that_answers_in_numpy() -> None:
         assert tier.asked == [("store", [key(1)])]
 
 
-def test_many_spare_blocks() -> None:
+def test_many_spare_blocks_cost_no_time() -> None:
     """The time of a report does not grow with what else is under way."""
     with in_memory(blocks=9000, spare=4000) as (one, tier):
         tier.is_silent = True
@@ -1308,7 +1310,7 @@ def test_a_flush_ends_when_another_thread_closes_the_chain() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "exception"])
-def test_an_end_without_storing(how: str) -> None:
+def test_a_chain_can_close_without_storing(how: str) -> None:
     with contextlib.suppress(ZeroDivisionError), in_memory(blocks=8, spare=2) as (one, tier):
         one.compute(*range(6))
         if how == "exception":

@@ -251,7 +251,7 @@ def change_bytes(folder: Path, dice: random.Random) -> int:
     return changed
 
 
-def test_torture(tmp_path: Path) -> None:
+def test_torture_loads_no_wrong_block(tmp_path: Path) -> None:
     """No wrong block, no row that is written to late, no lost report."""
     seed = int(os.environ.get("MEMLANE_SOAK_SEED", random.randrange(1 << 32)))
     print(f"MEMLANE_SOAK_SEED={seed}")

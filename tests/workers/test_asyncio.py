@@ -82,7 +82,7 @@ def test_the_loop_goes_on() -> None:
         assert group.call(Model.history) == [[1, 4], [4]]
 
 
-def test_cancelled_calls() -> None:
+def test_cancelled_calls_leave_the_workers_going() -> None:
     """The workers go on, and their answers are dropped; one that waited for room was not sent."""
 
     async def main() -> None:
@@ -102,7 +102,7 @@ def test_cancelled_calls() -> None:
         run(main)
 
 
-def test_deaths_and_the_end() -> None:
+def test_a_waiting_coroutine_gets_worker_died_or_closed() -> None:
     """A coroutine that waits gets WorkerDied, or Closed."""
 
     async def main() -> None:

@@ -73,7 +73,7 @@ SERVING = (
 )
 
 
-def test_workers_of_another_program() -> None:
+def test_workers_of_another_program_join_by_a_ticket() -> None:
     """They start with a ticket as text, are known by their pids, and end with the group."""
     programs: list[subprocess.Popen[bytes]] = []
 
@@ -138,7 +138,7 @@ def test_arrays_are_lent() -> None:
     assert all(np.array_equal(answer, 2 * array) for answers in kept for answer in answers)
 
 
-def test_exceptions_of_workers() -> None:
+def test_exceptions_of_workers_arrive_as_themselves() -> None:
     """They arrive as themselves, with cause, rank and traceback; other calls go on."""
     with group_of(2) as group:
         with pytest.raises(ValueError, match="wrong") as caught:
@@ -160,7 +160,7 @@ def test_exceptions_of_workers() -> None:
         assert group.call(Model.step, 1) == [(0, 1), (1, 1)]
 
 
-def test_exceptions_that_refuse_attributes() -> None:
+def test_exceptions_that_refuse_attributes_arrive() -> None:
     """They arrive with their notes and causes, and stop nothing."""
     with group_of(2) as group:
         call = group.submit(Model.raises_frozen)
@@ -333,7 +333,7 @@ class Calling:
         return str, ("outer",)
 
 
-def test_a_call_inside_another_one() -> None:
+def test_a_call_inside_another_one_is_refused() -> None:
     """It is refused, while arguments are pickled or in a signal handler; the outer one goes on."""
     with gate() as (descriptor, open_it), group_of(2) as group:
         calling = Calling(group)
@@ -402,7 +402,7 @@ def test_a_death_while_the_group_closes() -> None:
             dying.result()
 
 
-def test_close_in_another_thread() -> None:
+def test_close_in_another_thread_ends_a_waiting_call() -> None:
     """A call that waits raises Closed."""
     with gate() as (descriptor, _):
         group = group_of(1)
@@ -450,7 +450,7 @@ def time_of(_model: Model) -> float:
     return time.process_time()
 
 
-def test_late_workers_and_their_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_workers_are_named_with_their_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that has waited for long names what each late worker runs, and where."""
     monkeypatch.setattr("memlane.workers.answers._STACK_SECONDS", 0.05)
     with gate() as (descriptor, open_it), group_of(2) as group:

@@ -61,7 +61,7 @@ def test_a_running_call_is_killed() -> None:
             assert group[0].call(Model.step, number) == [(0, number)]
 
 
-def test_cancelling_beside_a_dead_worker() -> None:
+def test_cancelling_reaches_the_others_of_a_dead_worker() -> None:
     """It reaches the others, and the process in the dead one's place runs its first calls."""
     with gate() as (descriptor, open_it), group_of(2) as group:
         busy = group[0].submit(Model.waits, descriptor)
@@ -80,7 +80,7 @@ def test_cancelling_beside_a_dead_worker() -> None:
         assert [group.call(Model.step, n)[1] for n in range(4)] == [(1, n) for n in range(4)]
 
 
-def test_callbacks() -> None:
+def test_callbacks_are_called_once() -> None:
     """They are called once, though nobody waits; at once if the call is done. One that raises stops
     no other, and one may call."""
     seen: list[Any] = []
@@ -113,7 +113,7 @@ def test_callbacks() -> None:
         until(lambda: seen[3:] == [closed], "the callback of a call that is closed")
 
 
-def test_as_completed() -> None:
+def test_as_completed_returns_calls_as_they_are_done() -> None:
     """Calls come in the order in which they are done, whatever their group."""
     with gate() as (descriptor, open_it), group_of(2) as group, group_of(1) as other:
         slow = group[0].submit(Model.waits, descriptor)

@@ -48,7 +48,7 @@ def is_gone(pid: int) -> bool:
     return state in "ZX"
 
 
-def test_a_death_in_a_call() -> None:
+def test_a_death_in_a_call_names_the_worker() -> None:
     """Within a second the call that waits names the worker, and so does the next one."""
     with gate() as (descriptor, _), group_of(3) as group:
         pid = group.pids[1]
@@ -82,7 +82,7 @@ def test_a_worker_ends_itself(method: Any, code: int) -> None:
         assert group.exitcodes == [None, code]
 
 
-def test_a_death_between_calls() -> None:
+def test_a_death_between_calls_raises_in_the_next_one() -> None:
     """The next call raises, and was run by no worker."""
     with group_of(2) as group:
         os.kill(group.pids[0], signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_a_death_between_calls() -> None:
         ("crashes", WorkerDied, "worker 1 .* was killed by SIGSEGV before it was ready"),
     ],
 )
-def test_errors_at_the_start(fault: str, error: type[Exception], text: str) -> None:
+def test_errors_at_the_start_leave_nothing(fault: str, error: type[Exception], text: str) -> None:
     """The constructor raises them within a second, and leaves nothing."""
     began = time.monotonic()
     with pytest.raises(error, match=text):
@@ -107,7 +107,7 @@ def test_errors_at_the_start(fault: str, error: type[Exception], text: str) -> N
     assert_in_time(1.0, began)
 
 
-def test_a_start_in_time() -> None:
+def test_workers_that_are_not_ready_in_time_are_named() -> None:
     """Workers that are not ready in time are named."""
     with pytest.raises(CallTimedOut, match="workers were not ready: worker 1") as caught:
         WorkerGroup(Model, 2, args=["hangs"], start_method="fork", timeout=0.3)
@@ -117,7 +117,7 @@ def test_a_start_in_time() -> None:
 @pytest.mark.parametrize(
     "arguments", [{"world": 0}, {"start_method": "thread"}, {"max_in_flight": 0}]
 )
-def test_invalid_arguments(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_start_nothing(arguments: dict[str, Any]) -> None:
     """They are refused, and nothing has started."""
     with pytest.raises(InvalidArgument):
         WorkerGroup(Model, **{"world": 1, "start_method": "fork", **arguments})
@@ -155,7 +155,7 @@ def test_a_handler_raises_in_an_idle_worker(has_lanes: bool) -> None:
             assert group.within(PATIENCE).call(Model.step, number) == [(0, number), (1, number)]
 
 
-def test_a_worker_without_memory() -> None:
+def test_a_worker_without_memory_ends_and_is_named() -> None:
     """It tries once more; then it ends, and the calls say so."""
     with group_of(1) as group:
         assert group.within(PATIENCE).call(Model.step, Huge(1)) == [(0, "huge")]
@@ -241,7 +241,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", ["raises", "leaves", "SIGINT", "SIGTERM", "SIGKILL"])
-def test_the_end_of_the_driver(end: str, tmp_path: Path) -> None:
+def test_the_end_of_the_driver_leaves_no_worker(end: str, tmp_path: Path) -> None:
     """However it ends: no worker, none of their children, and no segment is left."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)

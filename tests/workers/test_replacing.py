@@ -42,7 +42,7 @@ def test_a_death_is_healed(on_death: str) -> None:
         assert group.exitcodes == [None, None, None]
 
 
-def test_recovering() -> None:
+def test_replaced_workers_get_their_state_first() -> None:
     """Replaced workers get their state before any other call; if that raises, it is done again."""
     seen: list[list[int]] = []
 
@@ -64,7 +64,7 @@ def test_recovering() -> None:
         group.check()
 
 
-def test_replacing_on_demand() -> None:
+def test_a_living_worker_can_be_replaced() -> None:
     """A living worker is killed, and its unanswered calls raise."""
     with gate() as (descriptor, _), group_of(2) as group:
         first = group.pids
@@ -181,7 +181,7 @@ class Fragile(Model):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_giving_up(raises: bool, tmp_path: Path) -> None:
+def test_a_worker_that_fails_at_each_start_is_given_up(raises: bool, tmp_path: Path) -> None:
     """A worker that fails at each start is given up after three."""
     with WorkerGroup(
         Fragile,

@@ -14,7 +14,7 @@ from tests.workers.roles import Model, triples
 from tests.workers.test_calls import Interrupt, gate, group_of
 
 
-def test_an_argument_for_each() -> None:
+def test_scatter_gives_each_worker_its_item() -> None:
     """`scatter` gives each worker its own item, in the order of the ranks; in order with calls."""
     big = [np.full(1 << 18, rank, dtype=np.float64) for rank in range(3)]
     with group_of(3) as group:
@@ -35,7 +35,7 @@ def test_an_argument_for_each() -> None:
 
 
 @pytest.mark.parametrize("some", [slice(None), slice(1, None)])
-def test_steps_by_rank(some: slice) -> None:
+def test_a_stream_yields_steps_by_rank(some: slice) -> None:
     """A stream yields a list by rank for each step, until the first worker has ended; other calls
     run between. Then the generators of all have ended."""
     with group_of(3) as group:
@@ -85,7 +85,7 @@ class Dropping:
         return str, ("dropped",)
 
 
-def test_exceptions_of_generators() -> None:
+def test_an_exception_of_a_generator_ends_the_stream() -> None:
     """One ends the stream, as itself; what is no generator is refused, and a generator by call."""
     with group_of(2) as group:
         stream = group.stream(Model.counts_to_a_fault, "raises")
@@ -194,7 +194,7 @@ def waits_and_yields(model: Model, descriptor: int) -> Any:
         yield number
 
 
-def test_a_late_step() -> None:
+def test_a_late_step_can_be_asked_for_again() -> None:
     """It raises CallTimedOut, and can be asked for again; `close` of the group ends a stream."""
     with gate() as (descriptor, open_it), group_of(1) as group:
         stream = group.within(0.05).stream(waits_and_yields, descriptor)
