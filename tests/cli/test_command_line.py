@@ -93,7 +93,7 @@ def test_ls_shows_a_queue() -> None:
         reader = start_reader(writer.export_handle(1), 1)
         writer.enqueue(1)
         listed = found("ls")
-        assert set(listed) == {"segments", "shm"}
+        assert set(listed) == {"segments", "names", "shm"}
         assert listed["shm"]["total"] >= listed["shm"]["used"] > 0
         (segment,) = [one for one in listed["segments"] if one["name"] == path_of(writer).name]
         assert (segment["kind"], segment["is_leftover"]) == ("queue", False)

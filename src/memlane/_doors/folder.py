@@ -19,6 +19,7 @@ from memlane._doors.descriptors import Descriptor
 from memlane._importing import fork_waits
 from memlane.errors import (
     InvalidType,
+    MemlaneError,
     NameTaken,
     SegmentRefused,
     foreign_segment,
@@ -27,6 +28,7 @@ from memlane.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Self
 
 _SUFFIX = ".sock"
 _NEW = ".new"  # no name's: it lacks the suffix
@@ -116,6 +118,14 @@ class Folder:
                 f"read under its names; `chmod 700` it, or set MEMLANE_RUN to another folder"
             )
 
+    @classmethod
+    def existing(cls) -> Self | None:
+        """Returns the folder of this user's sockets, if there is one that it can use."""
+        path = folder_path()
+        with suppress(MemlaneError):
+            return cls(path) if os.path.lexists(path) else None
+        return None
+
     def address(self, file: str = "") -> str:
         """Returns a path to the folder, or a file in it, that no change of names leads elsewhere;
         it is short enough for a socket."""
@@ -179,6 +189,24 @@ class Folder:
             return None
         line.file.close()
         return line.peer.pid
+
+    def names(self) -> dict[str, int | None]:
+        """Returns what `server_of` returns for each name; those that it refuses are left out.
+        Raises OSError."""
+        found = {}
+        for file in sorted(os.listdir(self._file.fileno())):
+            if file.endswith(_SUFFIX):
+                with suppress(MemlaneError):
+                    found[_name_of(file)] = self.server_of(_name_of(file))
+        return found
+
+    def remove_dead(self) -> list[str]:
+        """Removes the names whose processes have died, and returns them. Raises OSError."""
+        with self._locked():
+            dead = [name for name, pid in self.names().items() if pid is None]
+            for name in dead:
+                os.unlink(self.address(_file_of(name)))
+            return dead
 
     def connect(self, name: str, seconds: float) -> Line | None:
         """Returns a connection to the process that serves under the name; None if none does.

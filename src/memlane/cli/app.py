@@ -151,6 +151,25 @@ def clean_up(
         clean.run(names or [], yes, foreign, json)
 
 
+@app.command("open")
+def read_queue(
+    name: Annotated[str, typer.Argument(help="As the program that serves the queue calls it.")],
+    rank: Annotated[
+        int | None, typer.Option(help="Of the reader; else the next that is free.", min=0)
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for the name and a place.", min=0.0)
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="End after so many messages.", min=1)] = None,
+) -> None:
+    """Read a queue that is served by name, as one of its readers: a line for each message."""
+    from memlane.cli import open
+
+    _end_on_sigterm()
+    with _in_a_line(), suppress(KeyboardInterrupt):
+        open.run(name, rank, timeout, count)
+
+
 @app.command("stuck")
 def who_is_stuck(
     pid: Annotated[int | None, typer.Argument(help="Only waits of or for this process.")] = None,

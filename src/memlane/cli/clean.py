@@ -2,7 +2,8 @@
 
 Memlane's own segments are dead if nobody holds a lock on them, whatever their age and pids. Files
 of other programs, and regions, whose files have no header, show no lock when nobody has them:
-`inspect.foreign.files` decides when those count as unused.
+`inspect.foreign.files` decides when those count as unused. A name is dead if nobody answers at its
+socket.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memlane import _native
+from memlane._doors.folder import Folder
 from memlane.cli import writing
 from memlane.errors import InvalidArgument
 from memlane.inspect import leftovers
@@ -35,11 +37,15 @@ def run(names: Sequence[str], removes: bool, with_foreign: bool, as_json: bool) 
     unused, kept = files.unused(asked, kinds=files.KINDS if with_foreign else _REGIONS)
     if not with_foreign:
         kept = []  # regions of living engines
+    folder = None if names else Folder.existing()
+    dead = [name for name, pid in folder.names().items() if pid is None] if folder else []
     removed: list[str] = []
     if removes:
+        if folder is not None:
+            removed += folder.remove_dead()
         gone, more = files.remove(unused)
         swept = [] if names else _native.sweep_dead_segments()
-        removed = [*swept, *(one.name for one in gone)]
+        removed += [*swept, *(one.name for one in gone)]
         kept += more
     regions = [one for one in unused if one.kind.is_region]
     foreign = [one for one in unused if not one.kind.is_region]
@@ -51,6 +57,7 @@ def run(names: Sequence[str], removes: bool, with_foreign: bool, as_json: bool) 
                     *({"name": one.name, "bytes": one.used} for one in regions),
                 ],
                 "foreign": [_as_json(one) for one in foreign],
+                "names": dead,
                 "kept": [asdict(one) for one in kept],
                 "removed": removed,
             }
@@ -61,6 +68,7 @@ def run(names: Sequence[str], removes: bool, with_foreign: bool, as_json: bool) 
         *([writing.short_name(one.name), one.kind, writing.nbytes(one.used)] for one in own),
         *([one.name, "region", writing.nbytes(one.used)] for one in regions),
         *([one.name, "foreign", writing.nbytes(one.used)] for one in foreign),
+        *([name, "name", ""] for name in dead),
     ]
     if rows:
         console.print(writing.table(_COLUMNS, rows, console.width))

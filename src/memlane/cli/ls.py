@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from memlane._doors.folder import Folder
 from memlane.cli import writing
 from memlane.cli.rates import Rates
 from memlane.inspect import Segment, segments
@@ -27,6 +28,7 @@ COLUMNS = [
     ("AGE", "right"),
     ("STATE", "left"),
 ]
+_NAMES = [("NAME", "left"), ("SERVED BY", "left")]
 
 
 def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
@@ -104,11 +106,12 @@ def as_json(segment: Segment, per_second: float | None) -> dict[str, Any]:
 def run(rates: Rates, as_json_text: bool, shows_space: bool = True) -> None:
     """`rates` has had its first look."""
     rates.rest(_APART)
-    seen = segments()
+    seen, served = segments(), _served()
     per_second = rates.of(seen, time.monotonic())
     if as_json_text:
         listed = [as_json(segment, per_second.get(segment.name)) for segment in seen]
-        writing.print_json({"segments": listed, "shm": free_space()})
+        names = [{"name": name, "pid": pid} for name, pid in served.items()]
+        writing.print_json({"segments": listed, "names": names, "shm": free_space()})
         return
     console = writing.console()
     if seen:
@@ -117,5 +120,17 @@ def run(rates: Rates, as_json_text: bool, shows_space: bool = True) -> None:
         console.print(writing.table(COLUMNS, rows, console.width))
     else:
         console.print("no segments of this user")
+    if served:
+        rows = [
+            [name, "nobody, since its process has died" if pid is None else writing.process(pid)]
+            for name, pid in served.items()
+        ]
+        console.print(writing.table(_NAMES, rows, console.width))
     if shows_space:
         console.print(shm_line())
+
+
+def _served() -> dict[str, int | None]:
+    """Returns the names of queues, and who serves them."""
+    folder = Folder.existing()
+    return {} if folder is None else folder.names()
