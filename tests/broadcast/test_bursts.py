@@ -29,7 +29,7 @@ from memlane import (
     WrongRole,
 )
 from memlane._native import Burst
-from memlane.broadcast.any_queue import send_many
+from memlane.broadcast import gather
 from tests.broadcast.test_decoding_failures import Bomb, Shy
 from tests.support import PATIENCE, Aside, Link, alarms, start
 from tests.support.gathers import gather_of
@@ -450,7 +450,9 @@ def test_the_number_is_of_this_queue_though_its_objects_send_to_another() -> Non
         assert writer.statistics().messages == 0
 
 
-def test_a_handler_s_error_in_place_of_a_death_has_the_number() -> None:
+def test_a_handler_s_error_in_place_of_a_death_has_the_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def interrupted(pid: int) -> ReaderDied:
         raise Interrupted
 
@@ -459,8 +461,11 @@ def test_a_handler_s_error_in_place_of_a_death_has_the_number() -> None:
             burst.sent = 2
             raise ReaderDied(None, 1)
 
-    with pytest.raises(Interrupted) as caught:
-        send_many(Native(), range(9), None, interrupted)
+    with gather_of(1) as (_, (writer,)), monkeypatch.context() as patch:
+        patch.setattr(gather, "_reader_died", interrupted)
+        patch.setattr(writer._writer, "native", Native())
+        with pytest.raises(Interrupted) as caught:
+            writer.enqueue_many(range(9))
     assert caught.value.sent == 2  # type: ignore[attr-defined]
 
 

@@ -1,5 +1,5 @@
-"""The base of `MessageQueue` and `Gather`: roles, iterating, awaiting, the end of a block; and a
-wait for many of them at once."""
+"""The base of `MessageQueue` and `Gather`: roles, many messages by one call, iterating, awaiting,
+the end of a block; and a wait for many of them at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from memlane._base.deadline import Deadline
 from memlane._base.lifetime import Owned
 from memlane._importing import fork_waits
 from memlane._native import Burst, after_return
-from memlane.broadcast.watching import NOW
-from memlane.errors import InvalidArgument, ReaderDied, TimedOut, WriterClosed
+from memlane.broadcast.handle import Requests, id_of_requests
+from memlane.broadcast.watching import NOW, AwaitableEnd
+from memlane.errors import InvalidArgument, TimedOut, WriterClosed
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable
 
     from typing_extensions import (
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     )  # a checker has its own; typing's knows defaults from 3.13
 
     from memlane.broadcast.awaiting import Awaiting
-    from memlane.broadcast.watching import AwaitableEnd, ReceivingEnd, Watching
+    from memlane.broadcast.watching import ReceivingEnd, Watching
 
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ else:
 _LONGEST = 86400.0  # seconds; poll() takes milliseconds as a 32-bit int
 
 
-class SendingManyEnd(Protocol):
-    """A writer, which counts in the burst what it sends."""
+class SendingEnd(AwaitableEnd, Protocol):
+    """An end that sends; `send_many` counts in the burst what it has sent."""
 
     @property
     def send_many(self) -> Callable[[tuple[Any, ...], float | None, Burst], None]: ...
@@ -51,6 +53,8 @@ class AnyEnd(Protocol):
     """The methods of an end that every queue and gather uses."""
 
     def check(self) -> None: ...
+    def note_work(self, requests: bytes) -> None:
+        """Shows observers that the messages here answer those of the queue with that id."""
 
 
 class AnyQueue(Owned, Generic[M]):
@@ -61,7 +65,7 @@ class AnyQueue(Owned, Generic[M]):
     _watch: Watching | None = None
     _returned = 0  # when `first_ready` last returned it
     _reader: ReceivingEnd | None
-    _writer: AwaitableEnd | None
+    _writer: SendingEnd | None
 
     @property
     def _end(self) -> AnyEnd:
@@ -71,7 +75,7 @@ class AnyQueue(Owned, Generic[M]):
         """Raises WrongRole unless it can `call`."""
         raise NotImplementedError
 
-    def _must_be_writer(self, call: str) -> AwaitableEnd:
+    def _must_be_writer(self, call: str) -> SendingEnd:
         """Raises WrongRole unless it can `call`."""
         raise NotImplementedError
 
@@ -96,6 +100,75 @@ class AnyQueue(Owned, Generic[M]):
 
     def _check(self) -> None:
         self._end.check()
+
+    def answers(self, work: Requests) -> None:
+        """Shows observers that the messages of this queue answer those of `work`.
+
+        `memlane stuck` then knows that a reader of this queue, which has sent `work`, waits for the
+        process that has to answer, and does not take it for an idle one. Either end may call it,
+        once; without a ring on this host it has no effect.
+
+        Raises:
+            InvalidType: `work` is not a MessageQueue.
+            Closed: this queue was closed.
+        """
+        requests = id_of_requests(work)
+        self._end.note_work(requests)
+
+    # Many messages --------------------------------------------------------------------------
+
+    def enqueue_many(self, objs: Iterable[M], timeout: float | None = None) -> None:
+        """Sends objects in order, as `enqueue` sends each, by one call and with one deadline.
+        All of them are taken from `objs` before the first is sent. Readers that sleep are woken
+        once, at the end, or before what takes long, but for a signal handler.
+
+        If it raises, the error says as `error.sent` how many of them were sent, the first ones: a
+        timeout, an object that cannot be pickled, a death or a signal handler may come between
+        any two. What a handler raises after the last one is raised once the call has returned.
+        `timeout` is in seconds, for all together.
+
+        Raises:
+            InvalidType: `objs` is not iterable.
+            MemlaneError: as `enqueue`.
+        """
+        writer = self._writer or self._must_be_writer("enqueue_many")
+        burst, total = Burst(), -1
+        try:
+            objects = tuple(items_of("objs", objs))
+            total = len(objects)
+            writer.send_many(objects, timeout, burst)
+        except BaseException as error:  # no call in it, after which another handler could run
+            if burst.sent < total or total <= 0:
+                burst.error = error
+                raise
+            after_return.error = error
+
+    def dequeue_many(
+        self,
+        max: int,
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        *,
+        lend: bool = True,
+    ) -> list[M]:
+        """Returns the next objects, in order (of a gather, those of each writer): waits for one as
+        `dequeue` does, and returns it with those that are there behind it, at most `max`.
+
+        It may return fewer than are there: one that is larger than 64 KiB, or has an array of 4 KiB
+        or more, comes alone; a batch takes no more (of each writer) after a mebibyte; there is one
+        of the latest, and one over a connection. The chunks of all are in use until it returns.
+        `timeout` is in seconds. If it raises, nothing was consumed, but a first object that cannot
+        be decoded; an object behind the first may be decoded again by a later call. A message with
+        such arrays counts as read before it is decoded: this process gets it again after an
+        interrupt.
+
+        Raises:
+            InvalidArgument: `max` is less than 1.
+            MemlaneError: as `dequeue`.
+        """
+        most = most_of(max)
+        reader = self._reader or self._must_be_reader("dequeue_many")
+        return reader.receive_many(timeout, cancel, bool(lend), most)
 
     def __iter__(self) -> Iterator[M]:
         self._must_be_reader("iterate")
@@ -210,32 +283,6 @@ class AnyQueue(Owned, Generic[M]):
 def most_of(most: object) -> int:
     """The argument `max` of a call that returns many messages."""
     return integer_from("max", most, 1, sys.maxsize)
-
-
-def send_many(
-    writer: SendingManyEnd,
-    objs: Iterable[Any],
-    timeout: float | None,
-    died: Callable[[int], ReaderDied] | None = None,
-) -> None:
-    """Sends the objects; what it raises has their number as `sent`. What a signal handler raises
-    after the last one is raised once the caller has returned, which must call nothing after it.
-    `died` makes the error for a dead reader's pid."""
-    burst, total = Burst(), -1
-    try:
-        objects = tuple(items_of("objs", objs))
-        total = len(objects)
-        try:
-            writer.send_many(objects, timeout, burst)
-        except ReaderDied as error:
-            if died is None:
-                raise
-            raise died(error.pid) from None
-    except BaseException as error:  # no call in it, after which another handler could run
-        if burst.sent < total or total <= 0:
-            burst.error = error
-            raise
-        after_return.error = error
 
 
 _returns = count(1)

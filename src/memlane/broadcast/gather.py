@@ -35,13 +35,12 @@ from memlane._base.naming import names_of
 from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
 from memlane._native import RingGather, RingReader, RingSegment, RingWriter, after_return
-from memlane.broadcast.any_queue import AnyQueue, M, most_of, send_many
+from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.handle import (
     FORMAT_VERSION,
     RingAddress,
     attaching_rank,
     checked_rank,
-    id_of_requests,
 )
 from memlane.broadcast.local import (
     RESERVED_CHUNK_BYTES,
@@ -70,8 +69,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
-    from memlane._native import RingGeometry
-    from memlane.broadcast.queue import MessageQueue
+    from memlane._native import Burst, RingGeometry
     from memlane.broadcast.statistics import ReaderState
 
 _NOTHING = object()
@@ -191,6 +189,12 @@ class _Writer(LocalEnd[RingWriter]):
                 f"gather has closed or died, or was made on another host or in a container, which "
                 f"has a /dev/shm of its own",
             ) from error
+
+    def send_many(self, objects: tuple[Any, ...], timeout: float | None, burst: Burst) -> None:
+        try:
+            self.native.send_many(objects, timeout, burst)
+        except ReaderDied as error:
+            raise _reader_died(error.pid) from None
 
 
 def _reader_died(pid: int) -> ReaderDied:
@@ -389,7 +393,7 @@ class _Reader:
         if self._watch is not None and here:
             self._watch.become(*(native.watch() for native in here))
 
-    def answers(self, requests: bytes) -> None:
+    def note_work(self, requests: bytes) -> None:
         self.check()
         self._answered = requests
         for ring in self.rings:
@@ -618,21 +622,6 @@ class Gather(AnyQueue[M]):
         self._end.close()
         self._disown()
 
-    def answers(self, work: MessageQueue[Any]) -> None:
-        """Shows observers that the messages of this gather answer those of `work`, as
-        `MessageQueue.answers`.
-
-        Raises:
-            InvalidType: `work` is not a MessageQueue.
-            Closed: this gather was closed.
-        """
-        requests = id_of_requests(work)
-        self._end.check()
-        if self._reader is not None:
-            self._reader.answers(requests)
-        elif self._writer is not None:
-            self._writer.segment.note_work(requests)
-
     def __repr__(self) -> str:
         role = "reader" if self._writer is None else f"writer {self._writer.rank}"
         return f"<Gather {role}{' closed' if self._is_closed else ''}>"
@@ -660,17 +649,6 @@ class Gather(AnyQueue[M]):
             after_return.error = error  # no call, after which another handler could run
 
     _enqueue = enqueue
-
-    def enqueue_many(self, objs: Iterable[M], timeout: float | None = None) -> None:
-        """Sends objects in order, by one call, as `MessageQueue.enqueue_many`.
-
-        If it raises, the error says as `error.sent` how many were sent. `timeout` is in seconds.
-
-        Raises:
-            MemlaneError: as `enqueue`.
-        """
-        writer = self._writer or self._must_be_writer("enqueue_many")
-        send_many(writer.native, objs, timeout, _reader_died)
 
     # The reader ----------------------------------------------------------------------------------
 
@@ -750,27 +728,3 @@ class Gather(AnyQueue[M]):
         reader = self._reader or self._must_be_reader("dequeue")
         message: M = reader.receive(timeout, cancel, bool(lend))  # what that raises ends no ring
         return message
-
-    def dequeue_many(
-        self,
-        max: int,
-        timeout: float | None = None,
-        cancel: threading.Event | None = None,
-        *,
-        lend: bool = True,
-    ) -> list[M]:
-        """Returns the next objects, those of each writer in order: waits for one as `dequeue` does,
-        and returns it with those that are there, at most `max`, as `MessageQueue.dequeue_many`,
-        whose limit of a mebibyte is each writer's here.
-
-        If it raises, nothing was consumed, but a first object that cannot be decoded. `timeout` is
-        in seconds.
-
-        Raises:
-            InvalidArgument: `max` is less than 1.
-            MemlaneError: as `dequeue`.
-        """
-        most = most_of(max)
-        reader = self._reader or self._must_be_reader("dequeue_many")
-        messages: list[M] = reader.receive(timeout, cancel, bool(lend), most)
-        return messages

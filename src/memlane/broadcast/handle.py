@@ -3,9 +3,10 @@ there, once, for all ends: an address, checked and frozen."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, Self
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.handle_text import check_sequences, check_version, handle_in, handle_text, id_in
@@ -17,7 +18,8 @@ from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 if TYPE_CHECKING:
     from memlane._base.serialization import Codec
-    from memlane._native import RingGeometry
+    from memlane._native import RingGeometry, RingSegment
+    from memlane.broadcast.options import Endpoint
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
 # whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file,
@@ -160,6 +162,42 @@ class Handle:
         """Raises unless every field has a value that a queue could have written."""
         address_in(self)
 
+    def _note_ring(self, geometry: RingGeometry, name: str) -> None:
+        self.buffer_handle = (
+            geometry.n_reader,
+            geometry.max_chunk_bytes,
+            geometry.max_chunks,
+            name,
+        )
+
+    def _note_network(
+        self, endpoint: Endpoint, readers: int, liveness: float, server_key: str
+    ) -> None:
+        self.remote_subscribe_addr = endpoint.text
+        self.remote_addr_ipv6 = endpoint.is_ipv6
+        self.n_remote_reader = readers
+        self.remote_liveness = liveness
+        self.remote_server_key = server_key
+
+    def _note_places(self, keys: list[str], ring: RingSegment | None, *, by_file: bool) -> None:
+        """Notes by which keys and openings readers attach from now on; `by_file`: the ring may have
+        lost its name by then."""
+        self.remote_reader_keys = keys
+        if ring is not None:
+            self.local_openings = tuple(ring.openings())
+            if by_file:
+                self.writer_file = (os.getpid(), ring.descriptor)
+
+    def _exported(self, rank: int | None, keys: list[str], ring: RingSegment | None) -> Self:
+        """The handle as it is sent; None: to every reader."""
+        return replace(
+            self,
+            local_reader_ranks=list(self.local_reader_ranks),
+            remote_reader_keys=keys,
+            local_openings=() if ring is None else tuple(ring.openings()),
+            rank=rank,
+        )
+
     def _unpacked(self) -> QueueAddress:
         check_version(self.format_version, FORMAT_VERSION)
         check_sequences(
@@ -260,7 +298,13 @@ def attaching_rank(rank: object, exported_for: int | None, role: str) -> int:
     return number
 
 
-def id_of_requests(work: object) -> bytes:
+class Requests(Protocol):
+    """A MessageQueue, whose messages others answer."""
+
+    handle: Handle
+
+
+def id_of_requests(work: Requests) -> bytes:
     """The id of the queue that `answers` was given; raises InvalidType if it is no MessageQueue."""
     handle = getattr(work, "handle", None)
     if not isinstance(handle, Handle):

@@ -70,6 +70,7 @@ class End(Protocol):
     def wait_until_ready(self, timeout: float | None) -> None: ...
     def statistics(self) -> QueueStatistics: ...
     def check(self) -> None: ...
+    def note_work(self, requests: bytes) -> None: ...
     def close(self, timeout: float | None = None) -> None: ...
     def abandon(self) -> None: ...
 
@@ -157,6 +158,10 @@ class LocalEnd(Generic[Native]):
 
     def check(self) -> None:
         self.native.check()
+
+    def note_work(self, requests: bytes) -> None:
+        self.check()
+        self.segment.note_work(requests)
 
     def close(self, _timeout: float | None = None) -> None:
         """Returns at once; queued messages stay available to their readers."""
@@ -480,6 +485,9 @@ class LonelyWriter:
     def block(self, _owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
         self._begin(timeout)
         return nullcontext(memoryview(bytearray(self._max_chunk_bytes)))
+
+    def note_work(self, _requests: bytes) -> None:
+        """Nobody observes it."""
 
     def release_reader(self, rank: int) -> None:
         raise no_such_reader(rank, [])

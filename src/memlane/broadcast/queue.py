@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from dataclasses import replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
@@ -16,7 +14,7 @@ from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
 from memlane._importing import fork_waits
 from memlane._native import after_return
-from memlane.broadcast.any_queue import AnyQueue, M, most_of, send_many
+from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, Readers, queue_over_group
 from memlane.broadcast.handle import (
     Handle,
@@ -24,7 +22,6 @@ from memlane.broadcast.handle import (
     attaching_rank,
     checked_rank,
     checked_ranks,
-    id_of_requests,
 )
 from memlane.broadcast.local import (
     LocalReader,
@@ -50,6 +47,7 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from memlane._base.serialization import Codec
     from memlane._doors.door import Door
     from memlane._native import RingGeometry
     from memlane.broadcast.local import End, ReaderEnd, WriterEnd
@@ -85,10 +83,6 @@ def _not_a_reader(call: str) -> WrongRole:
     return WrongRole(f"Only readers can {call}: make one with create_from_handle()")
 
 
-def _openings_of(writer: WriterEnd) -> tuple[int, ...]:
-    return () if writer.segment is None else tuple(writer.segment.openings())
-
-
 def _check_served(label: str, readers: int, local: int) -> None:
     if not label:
         raise InvalidArgument("serve=True needs a name")
@@ -108,6 +102,35 @@ def door_of(label: str, handle: Handle, writer: LocalWriter) -> Door:
         from memlane.broadcast.serving import QueueHost
 
     return Door(label, QueueHost(handle, writer))
+
+
+def _writer_end(
+    handle: Handle,
+    geometry: RingGeometry,
+    codec: Codec,
+    pool: int,
+    n_remote: int,
+    options: RemoteOptions,
+    mode: Mode,
+) -> WriterEnd:
+    """Creates the writer's end of the queue with that handle, with `n_remote` readers elsewhere."""
+    if n_remote:
+        with fork_waits:
+            from memlane.broadcast.network.writer import writer_with_remote_readers
+
+        return writer_with_remote_readers(handle, geometry, codec, pool, n_remote, options)
+    if not handle.local_reader_ranks:
+        return LonelyWriter(geometry.max_chunk_bytes)
+    return LocalWriter(
+        geometry,
+        bytes.fromhex(handle.queue_id),
+        handle.local_reader_ranks,
+        codec,
+        pool,
+        has_others=False,
+        has_late_readers=options.late_readers,
+        is_latest=mode == "latest",
+    )
 
 
 def _send_of_a_reader(_obj: object, _timeout: float | None) -> NoReturn:
@@ -232,28 +255,8 @@ class MessageQueue(AnyQueue[M]):
         label = checked_label(name)
         if serve:
             _check_served(label, readers, local)
-        queue_id = new_id()
-        handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
-        end: WriterEnd
-        if local < readers:
-            with fork_waits:
-                from memlane.broadcast.network.writer import writer_with_remote_readers
-
-            others = readers - local
-            end = writer_with_remote_readers(handle, geometry, codec, pool, others, options)
-        elif local:
-            end = LocalWriter(
-                geometry,
-                queue_id,
-                ranks,
-                codec,
-                pool,
-                has_others=False,
-                has_late_readers=late_readers,
-                is_latest=mode == "latest",
-            )
-        else:
-            end = LonelyWriter(geometry.max_chunk_bytes)
+        handle = Handle(local_reader_ranks=ranks, queue_id=new_id().hex(), serializer=serializer)
+        end = _writer_end(handle, geometry, codec, pool, readers - local, options, mode)
         with undone_by(end.abandon):  # a signal handler may raise before it is owned
             self._setup(handle, geometry, end, None, late_readers)
         if label:
@@ -414,12 +417,10 @@ class MessageQueue(AnyQueue[M]):
         self._ring: Any = reader.native if type(reader) is LocalReader else None
         end = writer or reader
         if writer is not None:
-            handle.remote_reader_keys = writer.secrets_for(None)
-            handle.local_openings = _openings_of(writer)
-            if (ring := writer.segment) is not None and (g := geometry) is not None:
-                handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
-                if has_late_readers:
-                    handle.writer_file = (os.getpid(), ring.descriptor)
+            if (ring := writer.segment) is not None and geometry is not None:
+                handle._note_ring(geometry, ring.name)
+            keys = writer.secrets_for(None)
+            handle._note_places(keys, ring, by_file=has_late_readers)
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
@@ -551,21 +552,6 @@ class MessageQueue(AnyQueue[M]):
             raise
         self._disown()
 
-    def answers(self, work: MessageQueue[Any]) -> None:
-        """Shows observers that the messages of this queue answer those of `work`.
-
-        `memlane stuck` then knows that a reader of this queue, which has sent `work`, waits for the
-        process that has to answer, and does not take it for an idle one. Either end may call it,
-        once; without a ring on this host it has no effect.
-
-        Raises:
-            InvalidType: `work` is not a MessageQueue.
-            Closed: this queue was closed.
-        """
-        requests = id_of_requests(work)
-        if (ring := self._end.segment) is not None:
-            ring.note_work(requests)
-
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"
         closed = " closed" if self._is_closed else ""
@@ -592,14 +578,7 @@ class MessageQueue(AnyQueue[M]):
         writer = self._must_be_writer("export_handle")
         writer.check()
         rank = None if rank is None else checked_rank(rank)
-        keys = writer.secrets_for(rank)
-        return replace(
-            self.handle,
-            local_reader_ranks=list(self.handle.local_reader_ranks),
-            remote_reader_keys=keys,
-            local_openings=_openings_of(writer),
-            rank=rank,
-        )
+        return self.handle._exported(rank, writer.secrets_for(rank), writer.segment)
 
     def enqueue(self, obj: M, timeout: float | None = None) -> None:
         """Sends `obj` to all readers; blocks while the ring or a remote window is full, and while
@@ -628,22 +607,6 @@ class MessageQueue(AnyQueue[M]):
             after_return.error = error  # no call, after which another handler could run
 
     _enqueue = enqueue
-
-    def enqueue_many(self, objs: Iterable[M], timeout: float | None = None) -> None:
-        """Sends objects in order, as `enqueue` sends each, by one call and with one deadline.
-        All of them are taken from `objs` before the first is sent. Readers that sleep are woken
-        once, at the end, or before what takes long, but for a signal handler.
-
-        If it raises, the error says as `error.sent` how many of them were sent, the first ones: a
-        timeout, an object that cannot be pickled, a death or a signal handler may come between
-        any two. What a handler raises after the last one is raised once the call has returned.
-        `timeout` is in seconds, for all together.
-
-        Raises:
-            InvalidType: `objs` is not iterable.
-            MemlaneError: as `enqueue`.
-        """
-        send_many(self._must_be_writer("enqueue_many"), objs, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.
@@ -682,10 +645,8 @@ class MessageQueue(AnyQueue[M]):
         """
         writer, rank = self._must_be_writer("readmit"), checked_rank(rank)
         writer.readmit(rank)
-        self.handle.remote_reader_keys = writer.secrets_for(None)
-        if writer.segment is not None:
-            self.handle.writer_file = (os.getpid(), writer.segment.descriptor)
-        self.handle.local_openings = _openings_of(writer)
+        keys = writer.secrets_for(None)
+        self.handle._note_places(keys, writer.segment, by_file=True)
         return self.export_handle(rank)
 
     # A reader -------------------------------------------------------------------------------
@@ -725,36 +686,6 @@ class MessageQueue(AnyQueue[M]):
         else:
             message = self._receive(timeout, cancel, lend)
         return message
-
-    def dequeue_many(
-        self,
-        max: int,
-        timeout: float | None = None,
-        cancel: threading.Event | None = None,
-        *,
-        lend: bool = True,
-    ) -> list[M]:
-        """Returns the next objects, in order: waits for one as `dequeue` does, and returns it with
-        those that are there behind it, at most `max`.
-
-        It may return fewer than are there: one that is larger than 64 KiB, or has an array of 4 KiB
-        or more, comes alone; a batch takes no more after a mebibyte; there is one of the latest,
-        and one over a connection. The chunks of all are in use until it returns. `timeout` is in
-        seconds. If it raises, nothing was consumed, but a first object that cannot be decoded;
-        an object behind the first may be decoded again by a later call. A message with such
-        arrays counts as read before it is decoded: this process gets it again after an interrupt.
-
-        Raises:
-            InvalidArgument: `max` is less than 1.
-            MemlaneError: as `dequeue`.
-        """
-        most = most_of(max)
-        if (ring := self._ring) is not None:
-            messages: list[M] = ring[timeout, cancel, lend, most]  # as in `dequeue`
-        else:
-            reader = self._must_be_reader("dequeue_many")
-            messages = reader.receive_many(timeout, cancel, lend, most)
-        return messages
 
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memlane._base.blame import Activity
+    from memlane._native import RingSegment
     from memlane._net.sockets import Transport
     from memlane.broadcast.network.peer_table import PeerTable
 
@@ -100,6 +101,7 @@ class NetworkEnd(ABC):
     """
 
     transport: Transport | None = None
+    segment: RingSegment | None = None  # of a writer's readers on its host
     table: PeerTable
     bound: float  # seconds after which an unreachable peer counts as dead
 
@@ -134,6 +136,11 @@ class NetworkEnd(ABC):
     def label(self, label: str) -> None:
         with self.locked():
             self.table.label = label
+
+    def note_work(self, requests: bytes) -> None:
+        """Shows observers of the ring, if there is one, whose messages these answer."""
+        if self.segment is not None:
+            self.segment.note_work(requests)
 
     # Resources --------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class NetworkReader(NetworkEnd):
     """
 
     transport: Connecting
-    segment = geometry = None
+    geometry = None
     position = 0
 
     def __init__(

@@ -36,7 +36,7 @@ from memlane.errors import Closed, CorruptMessage, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memlane._native import Burst, RingSegment
+    from memlane._native import Burst
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.options import RemoteOptions
 
@@ -101,7 +101,7 @@ class NetworkWriter(NetworkEnd):
         )
         super().__init__("writer", table)
         self.options, self._local, self.bound = options, local, options.liveness
-        self.segment: RingSegment | None = None if local is None else local.segment
+        self.segment = None if local is None else local.segment
         self._never_came: list[str] | None = None
         self._has_told = False  # that nobody reads any more
         self._refused = 0  # bytes of the message that is waited for, or was in vain
@@ -599,9 +599,5 @@ def writer_with_remote_readers(
             "(insecure_network=True): anyone on the network can read and send messages",
             endpoint.text,
         )
-    handle.remote_subscribe_addr = endpoint.text
-    handle.remote_addr_ipv6 = endpoint.is_ipv6
-    handle.n_remote_reader = n_remote
-    handle.remote_liveness = options.liveness
-    handle.remote_server_key = writer.keys.server_key
+    handle._note_network(endpoint, n_remote, options.liveness, writer.keys.server_key)
     return writer
