@@ -201,6 +201,23 @@ def _() -> Iterator[Scene]:
         yield lambda timeout: MessageQueue.open("steps", timeout=timeout).close(), serve
 
 
+@scene("SingleWriterShmObjectStorage.open")
+def _() -> Iterator[Scene]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        ExitStack() as stack,
+    ):
+        patch.setenv("MEMLANE_RUN", folder)
+        ring = stack.enter_context(memlane.SingleWriterShmRingBuffer(10_000, create=True))
+        kind = memlane.SingleWriterShmObjectStorage
+
+        def serve() -> None:
+            stack.enter_context(kind(1000, 1, ring, name="images", serve=True))
+
+        yield lambda timeout: kind.open("images", timeout=timeout).close(), serve
+
+
 @scene("Gather.dequeue")
 def _() -> Iterator[Scene]:
     with gather_of() as (reader, writers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from memlane._base.arguments import integer_from
 from memlane._base.blame import listed, role_name, suspicion
@@ -13,6 +13,7 @@ from memlane._base.diagnosis import facts_about, participant, warn
 from memlane._base.labels import checked_label
 from memlane._base.lifetime import Owned, undone_by
 from memlane._base.segments import released_after
+from memlane._importing import fork_waits
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, UnknownKey, WrongRole
 from memlane.store.handle import ShmObjectStorageHandle
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from memlane._base.blame import Facts
+    from memlane._doors.door import Door
 
 MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
@@ -70,6 +72,8 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
             ended attaches through the writer's process: it must be of the same user and pid
             namespace.
         name: what people call the storage; shown by every command, in errors and metrics.
+        serve: for the writer: other programs of this user and host join by
+            `SingleWriterShmObjectStorage.open(name)`.
 
     Attributes:
         key_index, id_index, writer_flag: on the writer, key -> (address, id), id -> key, and
@@ -82,6 +86,8 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         RankTaken: the ring has a storage already, or all readers have attached.
         LayoutMismatch: the ring has no storage, or one with other parameters.
         ShmExhausted: /dev/shm has no space for the table.
+        NameTaken: a living process serves under that name.
+        InvalidArgument: it is to be served, and has no name, or a serde that is not registered.
 
     When full, the store evicts the oldest object that every live reader has read as often as it was
     referenced, and that nobody is reading. Make the writer's calls, such as `put` and `get_cached`,
@@ -90,6 +96,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
     """
 
     flag_bytes = 4
+    _door: Door | None = None  # by which others join, if it is served
     _instead_of_pickling = "send handle(), and call create_from_handle(handle) in the receiver"
 
     def __init__(
@@ -103,6 +110,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         max_objects: int | None = None,
         unlink_when_complete: bool = False,
         name: str | None = None,
+        serve: bool = False,
     ) -> None:
         self.max_object_size = integer_from("max_object_size", max_object_size, 1)
         self.n_readers = integer_from("n_readers", n_readers, 1)
@@ -113,6 +121,10 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
                 f"a SingleWriterShmRingBuffer is needed, not {type(ring_buffer).__name__}"
             )
         label = checked_label(name)
+        if serve and not ring_buffer.is_writer:
+            raise WrongRole("Only the writer can serve a storage by its name")
+        if serve and not label:
+            raise InvalidArgument("serve=True needs a name")
         size = ring_buffer.data_buffer_size
         most = min(65536, size // 1024 + 64) if max_objects is None else max_objects
         most = integer_from("max_objects", most, 1)
@@ -156,6 +168,34 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         self._own(self._end.abandon)
         if label:
             segment.label = label
+        if serve:
+            with undone_by(self._abandon):
+                self._door = _door_of(label, cast("StoreWriter", self._end), self.handle())
+
+    @classmethod
+    def open(cls, name: str, *, timeout: float | None = None) -> Self:
+        """Attaches to the storage that a program of this user serves under `name`, once one does,
+        in the next free place.
+
+        Args:
+            name: as that of the storage that was made with `serve=True`.
+            timeout: in seconds.
+
+        Raises:
+            TimedOut: after `timeout` seconds; it says what was missing.
+            RankTaken: living processes have all places.
+            InvalidArgument: what is served there is no storage, or its serde is not registered.
+            SegmentRefused: the folder of names, or the socket, is not this user's alone.
+            LayoutMismatch: its writer has another version of memlane.
+            MemlaneError: as `create_from_handle`.
+        """
+        with fork_waits:
+            from memlane._doors.search import opened
+
+        return opened(
+            *(name, "SingleWriterShmObjectStorage", None, timeout),
+            lambda text, _: cls.create_from_handle(ShmObjectStorageHandle.from_json(text)),
+        )
 
     @classmethod
     def create_from_handle(cls, handle: ShmObjectStorageHandle) -> Self:
@@ -444,9 +484,16 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         A closed reader no longer blocks eviction. Attached readers can still read what a closed
         writer stored. Memory stays mapped while views of it exist, but may change.
         """
+        if self._door is not None:
+            self._door.close()
         self._end.close()
         self.ring_buffer.close()
         self._disown()
+
+    def _abandon(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        super()._abandon()
 
     def _end_block(self, has_failed: bool) -> None:
         if has_failed:
@@ -465,6 +512,14 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
             f"<SingleWriterShmObjectStorage {self.ring_buffer.handle()[1]} {role}{closed}, "
             f"{len(self.key_index)} objects, {self.n_readers} readers>"
         )
+
+
+def _door_of(label: str, end: StoreWriter, handle: ShmObjectStorageHandle) -> Door:
+    with fork_waits:
+        from memlane._doors.door import Door
+        from memlane.store.serving import StoreHost
+
+    return Door(label, StoreHost(end, handle))
 
 
 def _checked_parts(data: Any) -> Any:
