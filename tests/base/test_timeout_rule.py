@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,8 +187,13 @@ def _() -> Iterator[Scene]:
         yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), reader.dequeue
 
 
-@scene("MessageQueue.open")
-def _() -> Iterator[Scene]:
+def opening(kind: Any, name: str, awaits: bool) -> Call:
+    if awaits:
+        return lambda timeout: asyncio.run(kind.aopen(name, timeout=timeout)).close()
+    return lambda timeout: kind.open(name, timeout=timeout).close()
+
+
+def opens_a_queue(awaits: bool) -> Iterator[Scene]:
     with (
         tempfile.TemporaryDirectory() as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -198,11 +204,10 @@ def _() -> Iterator[Scene]:
         def serve() -> None:
             stack.enter_context(MessageQueue(1, name="steps", serve=True))
 
-        yield lambda timeout: MessageQueue.open("steps", timeout=timeout).close(), serve
+        yield opening(MessageQueue, "steps", awaits), serve
 
 
-@scene("SingleWriterShmObjectStorage.open")
-def _() -> Iterator[Scene]:
+def opens_a_storage(awaits: bool) -> Iterator[Scene]:
     with (
         tempfile.TemporaryDirectory() as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -215,7 +220,12 @@ def _() -> Iterator[Scene]:
         def serve() -> None:
             stack.enter_context(kind(1000, 1, ring, name="images", serve=True))
 
-        yield lambda timeout: kind.open("images", timeout=timeout).close(), serve
+        yield opening(kind, "images", awaits), serve
+
+
+for call, awaits in (("open", False), ("aopen", True)):
+    scene(f"MessageQueue.{call}")(partial(opens_a_queue, awaits))
+    scene(f"SingleWriterShmObjectStorage.{call}")(partial(opens_a_storage, awaits))
 
 
 @scene("Gather.dequeue")

@@ -1,5 +1,6 @@
 """`MessageQueue.open`: two programs, one name, no handle in between."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -376,3 +377,39 @@ def test_opening_takes_milliseconds() -> None:
             MessageQueue.open("steps").close()
             took.append(time.monotonic() - began)
     assert min(took) < 0.005  # the others waited for a processor, too
+
+
+def test_other_tasks_run_while_a_name_is_awaited(run: Path) -> None:
+    async def opens() -> object:
+        task = asyncio.create_task(MessageQueue.aopen("steps", timeout=PATIENCE))
+        await asyncio.sleep(0)
+        with MessageQueue(1, name="steps", serve=True) as writer, await task as reader:
+            writer.enqueue("there")
+            return await reader.adequeue(PATIENCE)
+
+    assert asyncio.run(opens()) == "there"
+
+
+def test_an_opening_that_is_cancelled_leaves_nothing(run: Path) -> None:
+    """Neither while nobody serves the name nor at the door; the place is free."""
+
+    async def cancelled(turns: int) -> None:
+        task = asyncio.create_task(MessageQueue.aopen("steps"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not task.cancel():
+            return (await task).close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return None
+
+    async def opens() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        await cancelled(3)
+        with MessageQueue(1, name="steps", serve=True, late_readers=True):
+            for turns in range(30):
+                await cancelled(turns % 3)
+                (await MessageQueue.aopen("steps", timeout=PATIENCE)).close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(opens())

@@ -1,10 +1,11 @@
-"""Opening by a name: waits until somebody serves it, asks for a place, and attaches."""
+"""Opening by a name: waits until somebody serves it, asks for a place, and attaches. The steps are
+the same for a thread and for asyncio, which differ in how they wait."""
 
 from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from math import ceil
 from typing import TypeVar
@@ -49,12 +50,66 @@ def opened(
         SegmentRefused: the folder or the socket is not as memlane makes it for this user.
         MemlaneError: as `attach`.
     """
+    with closing(_steps(name, kind, rank, timeout, attach)) as steps:
+        while True:
+            try:
+                file, seconds = next(steps)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            poller = select.poll()
+            poller.register(file, select.POLLIN)
+            poller.poll(ceil(1000 * seconds))
+
+
+async def aopened(
+    name: object,
+    kind: str,
+    rank: int | None,
+    timeout: float | None,
+    attach: Callable[[str, int], T],
+) -> T:
+    """Is `opened` for asyncio. If it is cancelled, its place is free."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    with closing(_steps(name, kind, rank, timeout, attach)) as steps:
+        while True:
+            try:
+                file, seconds = next(steps)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            is_readable = asyncio.Event()
+            loop.add_reader(file, is_readable.set)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await is_readable.wait()
+            finally:
+                loop.remove_reader(file)
+
+
+_Steps = Generator[tuple[int, float], None, T]
+"""Yields what to wait for: a descriptor that becomes readable, for so many seconds at most."""
+
+
+def _steps(
+    name: object,
+    kind: str,
+    rank: int | None,
+    timeout: float | None,
+    attach: Callable[[str, int], T],
+) -> _Steps[T]:
     search = _Search(served_name(name), Deadline(timeout))
     while True:
-        line = search.line()
+        line = yield from search.line()
         with closing(line.file):
             refused: tuple[int, ...] = ()
-            while (handed := search.ask(line, Ask(VERSION, kind, rank, refused))) is not None:
+            while True:
+                handed = yield from search.ask(line, Ask(VERSION, kind, rank, refused))
+                if handed is None:
+                    break
                 try:
                     return attach(handed.handle, handed.rank)
                 except RankTaken:
@@ -78,7 +133,7 @@ class _Search:
         self._hang_ups: list[int] = []
         self._stall = Stall(lambda waited: f"open waits for {waited:.0f} s: {self._text()}")
 
-    def line(self) -> Line:
+    def line(self) -> _Steps[Line]:
         """Returns a connection to whoever serves the name, once somebody does."""
         watch: FolderWatch | None = None
         while True:
@@ -97,10 +152,10 @@ class _Search:
             if watch is None:
                 watch = FolderWatch(folder.address())  # before the next attempt
                 continue
-            self._wait_for(watch.fileno())
+            yield from self._wait_for(watch.fileno())
             watch = None
 
-    def ask(self, line: Line, ask: Ask) -> Handed | None:
+    def ask(self, line: Line, ask: Ask) -> _Steps[Handed | None]:
         """Returns what the server gives, or None if it has ended. Raises what it refuses with."""
         pid = self._server = line.peer.pid
         self._reason = f"the process that serves {self._name!r} (pid {pid}) does not answer"
@@ -108,7 +163,7 @@ class _Search:
         with suppress(BrokenPipeError, ConnectionResetError):
             os.write(line.file.fileno(), packet_of(ask))
             while True:
-                self._wait_for(line.file.fileno())
+                yield from self._wait_for(line.file.fileno())
                 packet = os.read(line.file.fileno(), _MOST_BYTES)
                 if not packet:
                     break
@@ -131,15 +186,13 @@ class _Search:
             raise SegmentRefused(f"pid {pid} serves {self._name!r}, but ends every connection")
         return None
 
-    def _wait_for(self, file: int) -> None:
+    def _wait_for(self, file: int) -> _Steps[None]:
         """Until the file is readable. Raises TimedOut."""
         poller = select.poll()
         poller.register(file, select.POLLIN)
         while not poller.poll(0):
             self._pause()
-            left = self._stall.due(self._deadline.left(_LONGEST))
-            if poller.poll(ceil(1000 * left)):
-                return
+            yield file, self._stall.due(self._deadline.left(_LONGEST))
 
     def _pause(self) -> None:
         """Raises TimedOut if it is time, and logs a line if one is due."""

@@ -290,13 +290,24 @@ class MessageQueue(AnyQueue[M]):
             from memlane._doors.search import opened
 
         rank = None if rank is None else checked_rank(rank)
-        return opened(
-            name,
-            "MessageQueue",
-            rank,
-            timeout,
-            lambda text, given: cls.create_from_handle(Handle.from_json(text), given),
-        )
+        return opened(name, "MessageQueue", rank, timeout, cls._of_door)
+
+    @classmethod
+    async def aopen(
+        cls, name: str, rank: int | None = None, *, timeout: float | None = None
+    ) -> Self:
+        """Is `open` for asyncio; `timeout` is in seconds. If it is cancelled, its place is free.
+        Raises as `open`.
+        """
+        with fork_waits:
+            from memlane._doors.search import aopened
+
+        rank = None if rank is None else checked_rank(rank)
+        return await aopened(name, "MessageQueue", rank, timeout, cls._of_door)
+
+    @classmethod
+    def _of_door(cls, text: str, rank: int) -> Self:
+        return cls.create_from_handle(Handle.from_json(text), rank)
 
     @classmethod
     def create_from_handle(

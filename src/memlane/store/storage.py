@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from memlane._base.blame import Facts
     from memlane._doors.door import Door
 
+_SERVED = "SingleWriterShmObjectStorage"  # as doors call it
 MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
 
@@ -192,10 +193,21 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         with fork_waits:
             from memlane._doors.search import opened
 
-        return opened(
-            *(name, "SingleWriterShmObjectStorage", None, timeout),
-            lambda text, _: cls.create_from_handle(ShmObjectStorageHandle.from_json(text)),
-        )
+        return opened(name, _SERVED, None, timeout, cls._of_door)
+
+    @classmethod
+    async def aopen(cls, name: str, *, timeout: float | None = None) -> Self:
+        """Is `open` for asyncio; `timeout` is in seconds. If it is cancelled, its place is free.
+        Raises as `open`.
+        """
+        with fork_waits:
+            from memlane._doors.search import aopened
+
+        return await aopened(name, _SERVED, None, timeout, cls._of_door)
+
+    @classmethod
+    def _of_door(cls, text: str, _rank: int) -> Self:
+        return cls.create_from_handle(ShmObjectStorageHandle.from_json(text))
 
     @classmethod
     def create_from_handle(cls, handle: ShmObjectStorageHandle) -> Self:
