@@ -5,6 +5,8 @@ Both are checked when they are made, also where there is no network: nothing her
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +25,7 @@ class RemoteOptions:
     """Checked; `MessageQueue` documents them."""
 
     connect_ip: str | None
+    port: int | str | None
     listen_on_all: bool
     window: int
     window_bytes: int
@@ -35,6 +38,7 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         if self.connect_ip is not None and not isinstance(self.connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(self.connect_ip).__name__}")
+        _ports_in("port", self.port)
         integer_from("remote_window", self.window, 1, MAX_SEGMENT_BYTES)
         integer_from("remote_window_bytes", self.window_bytes, 1, MAX_SEGMENT_BYTES)
         checked_liveness(self.liveness)
@@ -47,6 +51,27 @@ class RemoteOptions:
             if not isinstance(value, bool):
                 raise InvalidType(f"{name} must be True or False, not {value!r}")
         check_security(self.insecure, self.serializer)
+
+    @property
+    def ports(self) -> Sequence[int | str]:
+        """To listen on, the first that is free; "*": the system chooses one. Raises
+        InvalidArgument for a `MEMLANE_PORTS` that names none."""
+        if self.port is not None:
+            return _ports_in("port", self.port)
+        return _ports_in("MEMLANE_PORTS", os.environ.get("MEMLANE_PORTS") or None)
+
+
+def _ports_in(source: str, port: object) -> Sequence[int | str]:
+    if port is None:
+        return "*"
+    if isinstance(port, bool) or not isinstance(port, (int, str)):
+        raise InvalidType(f"{source} must be a number, a text or None, not {port!r}")
+    first, _, last = str(port).partition("-")
+    if first.isdecimal() and (last or first).isdecimal() and str(port)[-1] != "-":
+        ports = range(int(first), int(last or first) + 1)
+        if ports and ports[0] > 0 and ports[-1] < 1 << 16:
+            return ports
+    raise InvalidArgument(f'{source} must be a port, or a range as "29500-29599", not {port!r}')
 
 
 class Endpoint(NamedTuple):

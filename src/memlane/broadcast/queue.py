@@ -157,6 +157,8 @@ class MessageQueue(AnyQueue[M]):
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for remote readers; None: the source address of its packets,
             in a group of those to rank 0.
+        port: for remote readers: a port, or the first free one of a range, "29500-29599"; None:
+            that of the environment's `MEMLANE_PORTS`, or else one that the system chooses.
         max_extent_bytes: size of the pool, the extents that are kept for large messages (at most
             half of /dev/shm); released when /dev/shm runs low, or after 10 s without a large
             message. 0 disables the pool.
@@ -187,7 +189,8 @@ class MessageQueue(AnyQueue[M]):
 
     Raises:
         InvalidArgument: negative counts, more local readers than readers, ranks that do not match,
-            or an address that is not this host's.
+            an address that is not this host's, or a port that is none.
+        SystemFault: the ports are in use, or of privileged users.
         ShmExhausted: /dev/shm has no space for it.
         Unsupported: there are remote readers, and libzmq was built without CURVE, or `mode` is
             "latest", or it is to be served.
@@ -215,6 +218,7 @@ class MessageQueue(AnyQueue[M]):
         max_chunks: int = 10,
         connect_ip: str | None = None,
         *,
+        port: int | str | None = None,
         max_extent_bytes: int = 1024 * 1024 * 1024,
         serializer: str = "pickle",
         keep_readonly: bool = False,
@@ -243,6 +247,7 @@ class MessageQueue(AnyQueue[M]):
         codec = codec_of(serializer, keep_readonly=keep_readonly)
         options = RemoteOptions(
             connect_ip=connect_ip,
+            port=port,
             listen_on_all=listen_on_all,
             window=remote_window,
             window_bytes=remote_window_bytes,

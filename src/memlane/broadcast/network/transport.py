@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +89,15 @@ class Listening(sockets.Listening):
         where = bracketed(host)
         if options.listen_on_all:
             where = "[::]" if is_ipv6 else "0.0.0.0"
+        ports = options.ports
         try:
-            port = self.bind(f"tcp://{where}:*", is_ipv6=is_ipv6)
+            port = self._bind_first(where, ports, is_ipv6=is_ipv6)
         except zmq.ZMQError as error:
+            if error.errno == errno.EADDRINUSE:
+                which = f"port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+                raise SystemFault(
+                    error.errno, f"cannot listen on {host}: {which} is in use"
+                ) from None
             if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL):
                 raise InvalidArgument(
                     f"this host has no address {host}; connect_ip must be one of its own"
@@ -99,6 +105,16 @@ class Listening(sockets.Listening):
             number = error.errno or errno.EIO
             raise SystemFault(number, f"cannot listen on {host}: {os.strerror(number)}") from None
         self.endpoint = Endpoint(f"tcp://{bracketed(host)}:{port}", host, port, is_ipv6)
+
+    def _bind_first(self, where: str, ports: Sequence[int | str], *, is_ipv6: bool) -> int:
+        """Binds to the first of the ports that is free. Raises ZMQError."""
+        for port in ports[:-1]:
+            try:
+                return self.bind(f"tcp://{where}:{port}", is_ipv6=is_ipv6)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        return self.bind(f"tcp://{where}:{ports[-1]}", is_ipv6=is_ipv6)
 
     def hear(self) -> Iterator[tuple[bytes, bytes, int | None, Connection | None]]:
         """Yields the route, content and proven place of received frames; for a HELLO, and for
