@@ -34,6 +34,7 @@ from tests.support import (
     start_fork_server,
     surplus,
 )
+from tests.support.built import hooked, preloaded
 from tests.support.punctual import Control, stacks
 
 settings.register_profile(
@@ -100,6 +101,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def commands() -> None:
     """For tests that run `run_memlane`."""
     start_fork_server("commands")
+
+
+@pytest.fixture(scope="session")
+def hooks() -> None:
+    """For tests of the build with hooks: a new interpreter takes a second until it plays a role."""
+    start_fork_server("roles", hooked())
+    start_fork_server("roles", preloaded())
 
 
 @pytest.fixture(autouse=True)

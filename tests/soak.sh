@@ -15,6 +15,7 @@ MEMLANE_SOAK_NAMES=2000 MEMLANE_SOAK_NAME_RACES=1000 soak tests/doors/test_kills
 MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 soak tests/broadcast/test_replaced_readers.py tests/broadcast/test_latest_kills.py
 MEMLANE_SOAK_WORKERS=100000 soak tests/workers/test_oracle.py
 MEMLANE_SOAK_TORTURE=1200 soak tests/crash/test_torture.py
+MEMLANE_SOAK_PASSAGES=2 soak tests/crash/test_every_point.py
 MEMLANE_SOAK_INTERRUPTS=300 soak tests/broadcast/test_signals.py
 MEMLANE_SOAK_CANCELS=10000 soak tests/broadcast/test_awaiting.py tests/network/test_awaiting.py
 MEMLANE_EXAMPLES=1000000 soak tests/sessions

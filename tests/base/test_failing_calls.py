@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from memlane import MemlaneError, SegmentExists, SegmentRefused, ShmExhausted, SystemFault
-from tests.crash.test_every_point import ROOT, hooked
 from tests.support import (
     PATIENCE,
     FailingCalls,
@@ -29,15 +28,19 @@ from tests.support import (
     Link,
     fail_everywhere,
     is_sanitized,
-    preloading,
     start,
     unshare_refusal,
 )
+from tests.support.built import BUILD, hooked, preloaded
 from tests.support.queues import queue_of
 from tests.support.starts import SCENARIOS
 
-pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
-SHIM = ROOT / "build/hooks/libfailing_calls.so"
+pytestmark = [
+    pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too"),
+    pytest.mark.usefixtures("hooks"),
+]
+ROOT = BUILD.parent
+SHIM = BUILD / "hooks/libfailing_calls.so"
 ERRORS = (errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOMEM)
 TAKES_ALL = os.environ.get("MEMLANE_SOAK_CALLS") == "1"
 
@@ -71,7 +74,7 @@ def errors_of(dice: random.Random, call: str) -> Sequence[int]:
 
 
 def calls() -> FailingCalls:
-    return FailingCalls("/_native.")
+    return FailingCalls("/memlane/_native.")
 
 
 def play(_link: Link, name: str, is_alone: bool) -> list[Failure]:
@@ -95,11 +98,6 @@ def calls_of(_link: Link, *names: str) -> list[tuple[str, str]]:
         for stage, made in every.of(SCENARIOS[name]).items()
         for call in made
     ]
-
-
-def preloaded() -> tuple[str, ...]:
-    command = hooked()
-    return (*preloading(SHIM), *command)
 
 
 def extension() -> Path:
@@ -139,7 +137,7 @@ def test_every_call_fails(name: str) -> None:
 FIRST_IMPORT = """
 import ctypes, errno, sys
 shim, extension = ctypes.CDLL(None), ctypes.CDLL(sys.argv[1])
-assert shim.failing_calls_watch(b"/_native.") == 0
+assert shim.failing_calls_watch(b"/memlane/_native.") == 0
 shim.failing_calls_arm(b"__register_atfork", int(sys.argv[2]), errno.ENOMEM)
 try:
     from memlane import MessageQueue

@@ -1,10 +1,15 @@
 """The benchmarks' command lines: --help works, and a missing requirement is one sentence."""
 
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
+
+from tests.support import Link, start
 
 ROOT = Path(__file__).parents[2]
 ALL = [
@@ -77,13 +82,23 @@ def test_all_are_here() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_benchmark_prints_help(name: str) -> None:
     """It prints help and measures nothing, with torch or without."""
-    for command in (
-        ["-m", f"benchmarks.{name}"],
-        ["-c", RUN_WITHOUT, f"benchmarks.{name}", "torch"],
+    for missing in ([], ["torch"]):
+        code, output, errors = start(helps, name, *missing, method="spawn").result()
+        assert (code, errors) == (0, "")
+        assert output.startswith("usage: ")
+
+
+def helps(_link: Link, name: str, *missing: str) -> tuple[object, str, str]:
+    """Role: the program with `--help`; its exit status, and what it printed."""
+    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]
+    sys.argv[1:] = ["--help"]
+    with (
+        redirect_stdout(StringIO()) as output,
+        redirect_stderr(StringIO()) as errors,
+        pytest.raises(SystemExit) as ended,
     ):
-        done = run(*command, "--help")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("usage: ")
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+    return ended.value.code, output.getvalue(), errors.getvalue()
 
 
 @pytest.mark.parametrize("name", ["store", "offload.moving", "gpu"])

@@ -1,14 +1,14 @@
 """Kills a real process at every sync point that its role passes, and checks what the survivors see.
 
 The processes run a build of the extension that has hooks (`make hooks`), in a /dev/shm of their own
-where the machine allows that. `pytest -s tests/crash` prints every death and its outcome.
+where the machine allows that. ``MEMLANE_SOAK_PASSAGES`` is the number of a point's first passages
+at which they die (default 1). `pytest -s tests/crash` prints every death and its outcome.
 """
 
+import os
 import re
-import sys
-import sysconfig
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -22,12 +22,10 @@ from tests.support import (
     Passage,
     Spot,
     crash_everywhere,
-    private_shm,
     start,
     start_control,
-    unshare_refusal,
 )
-from tests.support.built import built
+from tests.support.built import hooked
 
 ROOT = Path(__file__).parents[2]
 ROLES = {
@@ -53,20 +51,9 @@ ROLES = {
     "joiner of a region": "regions.joiner_dies",
     "replacer of a dead region": "regions.replacer_dies",
 }
+PASSAGES = int(os.environ.get("MEMLANE_SOAK_PASSAGES", "1"))
 SECONDS = 900  # until a role is given up; a minute is usual
-pytestmark = pytest.mark.soak(seconds=SECONDS)
-
-
-@cache
-def hooked() -> tuple[str, ...]:
-    """An interpreter with the extension that has hooks, which was built before the tests.
-
-    With -S, because the finder of an editable installation goes before every path.
-    """
-    site = built(f"hooks/site/memlane/_native{sysconfig.get_config_var('EXT_SUFFIX')}", "hooks")
-    paths = f"{site.parents[1]}:{sysconfig.get_path('purelib')}"
-    python = (sys.executable,) if unshare_refusal() else private_shm("256m")
-    return ("env", f"PYTHONPATH={paths}", *python, "-S")
+pytestmark = [pytest.mark.soak(seconds=SECONDS), pytest.mark.usefixtures("hooks")]
 
 
 def scenario_of(role: str) -> Callable[[Spot | None], tuple[list[Passage], str]]:
@@ -79,7 +66,7 @@ def scenario_of(role: str) -> Callable[[Spot | None], tuple[list[Passage], str]]
 def crash(_link: Link, role: str) -> list[Crash]:
     """Role: all deaths of that role, one after the other."""
     start_control()
-    return crash_everywhere(scenario_of(role))
+    return crash_everywhere(scenario_of(role), PASSAGES)
 
 
 def passages_of(_link: Link) -> set[str]:

@@ -61,6 +61,12 @@ def test_what_is_in_time_passes() -> None:
     assert_in_time(PATIENCE, time.monotonic())
 
 
+def test_a_moment_is_no_promise() -> None:
+    """With the two exchanged, every duration would be in time."""
+    with pytest.raises(ValueError, match=r"assert_in_time\(promise, since, \.\.\.\)"):
+        assert_in_time(PATIENCE + 1.0, 1.0)
+
+
 def test_what_the_control_was_late_is_forgiven() -> None:
     """A machine that lets nobody run for half a second delays the control as well."""
     with another_waker() as waker:

@@ -104,7 +104,7 @@ class Doomed:
 
 
 def crash_everywhere(
-    scenario: Callable[[Spot | None], tuple[list[Passage], str]], most: int = 2
+    scenario: Callable[[Spot | None], tuple[list[Passage], str]], most: int
 ) -> list[Crash]:
     """Runs the scenario once to its end, and then once for each spot that its role passed.
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from tempfile import TemporaryFile
 
 from tests.support import fork_server
@@ -16,18 +16,22 @@ from tests.support.leaks import LASTING
 from tests.support.waiting import PATIENCE
 
 MAIN = "from memlane.__main__ import main; main()"
-_servers: "dict[str, ForkServer]" = {}
+FRESH = (sys.executable,)
+_servers: "dict[tuple[str, tuple[str, ...]], ForkServer]" = {}
 
 
 class ForkServer:
     """The side of the process that asks: what is forked becomes its child."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, command: Sequence[str]) -> None:
         self.owner = os.getpid()
+        # Of `env`: what is forked hands it on to the programs that it runs.
+        variables = (word.partition("=") for word in command)
+        self._environment = {name: value for name, _, value in variables if name.isidentifier()}
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", fork_server.__file__, str(there.fileno()), kind],
+                [*command, "-P", fork_server.__file__, str(there.fileno()), kind],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -38,7 +42,8 @@ class ForkServer:
         self, *descriptors: int, purpose: object = None, environment: Mapping[str, str] = {}
     ) -> int:
         """Starts a process with these streams, and perhaps a link; returns its pid."""
-        request = [os.getcwd(), {**os.environ, **environment}, purpose]
+        variables = {**os.environ, **self._environment, **environment}
+        request = [os.getcwd(), variables, purpose]
         fork_server.send(self._socket, request, *descriptors)
         pid: int = fork_server.receive(self._socket)[0]
         return pid
@@ -50,14 +55,16 @@ class ForkServer:
         self._socket.close()
 
 
-def start_fork_server(kind: str) -> None:
-    """Has fresh processes of this one forked. It must be the reaper of orphaned descendants."""
-    _servers[kind] = ForkServer(kind)
+def start_fork_server(kind: str, command: Sequence[str] = FRESH) -> None:
+    """Has fresh processes of this one forked, by that interpreter. This process must be the reaper
+    of orphaned descendants."""
+    if this_fork_server(kind, command) is None:
+        _servers[kind, tuple(command)] = ForkServer(kind, command)
 
 
-def this_fork_server(kind: str) -> ForkServer | None:
-    """That of this process."""
-    server = _servers.get(kind)
+def this_fork_server(kind: str, command: Sequence[str] = FRESH) -> ForkServer | None:
+    """That of this process and that interpreter, if it was started."""
+    server = _servers.get((kind, tuple(command)))
     return server if server is not None and server.owner == os.getpid() else None
 
 

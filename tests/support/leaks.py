@@ -1,7 +1,6 @@
 """The resources of a process, to show that a test left nothing behind."""
 
 import os
-import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 SHM = Path("/dev/shm")
 LASTING: set[int] = set()  # processes that serve several tests, and are no leak of one
+_IN_SHM = f" {SHM}/"
 _LASTING_THREADS = {"tokio-rt-worker"}  # of obstore: once started, they never end
 
 
@@ -75,7 +75,7 @@ def _threads() -> list[str]:
 
 def _mappings() -> list[str]:
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [re.split(r"\s+", line, maxsplit=5)[5] for line in lines if f" {SHM}/" in line]
+    return [line.split(maxsplit=5)[5] for line in lines if _IN_SHM in line]
 
 
 def _command(pid: int) -> str:

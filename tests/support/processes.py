@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.fresh import this_fork_server
+from tests.support.fresh import FRESH, this_fork_server
 from tests.support.leaks import children_of
 from tests.support.link import Link
 from tests.support.places import PrivateShm
 from tests.support.waiting import PATIENCE, cpu_seconds, sleeps, until_asleep
 
 METHODS = ("fork", "spawn")
-FRESH = (sys.executable,)
 _ROOT = Path(__file__).parents[2]
 _ENTER = (
     "import sys; sys.path[:0] = sys.argv[2:]; "
@@ -39,8 +38,8 @@ class Peer:
     ) -> None:
         self._link, theirs = Link.pair()
         self._status: int | None = None
-        is_fresh = method == "spawn" and (command == FRESH or isinstance(command, PrivateShm))
-        server = this_fork_server("roles") if is_fresh else None
+        interpreter = FRESH if isinstance(command, PrivateShm) else command
+        server = this_fork_server("roles", interpreter) if method == "spawn" else None
         if server is None:
             self.pid = os.fork()
         else:

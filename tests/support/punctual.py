@@ -33,7 +33,7 @@ import pytest
 
 from tests.support.leaks import LASTING, children_of
 from tests.support.processes import die_with_parent
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 PERIOD = 0.005
 """Seconds that the control sleeps each time."""
@@ -146,7 +146,12 @@ def start_control() -> Control:
 
 
 def assert_in_time(promise: float, since: float, moment: float | None = None) -> None:
-    """Fails if ``moment`` (now) is later than the promise allows; both are `time.monotonic()`."""
+    """Fails if ``moment`` (now) is later than the promise allows; both are `time.monotonic()`.
+
+    No promise is longer than `PATIENCE`: a moment in its place would forgive everything.
+    """
+    if promise > PATIENCE:
+        raise ValueError(f"{promise} is no promise in seconds: assert_in_time(promise, since, ...)")
     moment = time.monotonic() if moment is None else moment
     if (took := moment - since) > promise:
         pressed = _control.pressed(since, moment) if _control is not None else 0.0

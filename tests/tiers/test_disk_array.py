@@ -25,8 +25,9 @@ from memlane import (
 from memlane._native import PairOutside
 from memlane.tiers import BlockPool, DiskArray, DiskTier, TierChain
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
-from tests.base.test_failing_calls import calls, preloaded
+from tests.base.test_failing_calls import calls
 from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
+from tests.support.built import preloaded
 from tests.support.disk_tiers import capacity_of
 from tests.tiers.test_disk_tier_faults import logged
 

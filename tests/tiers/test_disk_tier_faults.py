@@ -30,12 +30,16 @@ from memlane._native import ask_owner
 from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import content, key, wait_for
 from memlane.tiers.tier import Namespace
-from tests.base.test_failing_calls import calls, preloaded
+from tests.base.test_failing_calls import calls
 from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
+from tests.support.built import preloaded
 from tests.support.disk_tiers import check_all
 from tests.support.disk_tiers import tier_on as any_tier_on
 
-pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
+pytestmark = [
+    pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too"),
+    pytest.mark.usefixtures("hooks"),
+]
 tier_on = partial(any_tier_on, direct=False)  # by pread and pwrite, which can fail here
 STALL = -1  # in place of an errno: native/tests/failing_calls.cpp
 ROW = 4096
@@ -62,7 +66,7 @@ def writes_into(path: Path) -> Iterator[None]:
     """Appends every write of memlane to that file."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     shim = ctypes.CDLL(None)
-    assert shim.failing_calls_watch(b"/_native.") == 0
+    assert shim.failing_calls_watch(b"/memlane/_native.") == 0
     shim.failing_calls_record(file)
     try:
         yield

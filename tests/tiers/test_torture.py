@@ -24,8 +24,9 @@ from memlane._native import ask_owner
 from memlane.tiers import DiskArray, DiskTier, Ticket
 from memlane.tiers.conformance import content, key
 from memlane.tiers.tier import Namespace
-from tests.base.test_failing_calls import calls, preloaded
+from tests.base.test_failing_calls import calls
 from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
+from tests.support.built import preloaded
 from tests.support.disk_tiers import capacity_of
 
 SECONDS = float(os.environ.get("MEMLANE_SOAK_TIER_TORTURE", "0.5"))
@@ -33,6 +34,7 @@ ROW, ROWS, SLOTS, KEYS, EPOCHS = 8192, 24, 40, 90, 3
 NAMESPACE, STALL = "tortured", -1  # in place of an errno: native/tests/failing_calls.cpp
 LATE = 0xA5  # what a row has whose load has failed
 pytestmark = [
+    pytest.mark.usefixtures("hooks"),
     pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too"),
     pytest.mark.soak(seconds=60 + 2 * SECONDS),
 ]
