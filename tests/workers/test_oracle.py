@@ -1,6 +1,7 @@
 """Random calls, streams, cancellations, kills, stops and replacements against a model that counts
 how often each worker ran each call: never twice, always if it has answered, never if it has skipped
-it, and in the order in which they were sent."""
+it, and in the order in which they were sent. Each gets an object of the group's store, which holds
+few of them."""
 
 import os
 import random
@@ -10,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from memlane import CallTimedOut, Cancelled, WorkerDied, WorkerGroup
+from memlane import CallTimedOut, Cancelled, Stored, WorkerDied, WorkerGroup
 from tests.support import PATIENCE, until
 
 STEPS = int(os.environ.get("MEMLANE_SOAK_WORKERS", "60"))
 WORLD = 3
+KEYS, SIZE = 40, 1000  # of the objects; a third of them find room
 
 
 class Noting:
@@ -26,7 +29,9 @@ class Noting:
         self.rank = rank
         self.notes = f"{folder}/{rank}-{os.getpid()}"
 
-    def step(self, number: int, fault: str) -> tuple[int, int]:
+    def step(self, number: int, fault: str, image: np.ndarray) -> tuple[int, int]:
+        if len(image) != SIZE or (image != image[0]).any():
+            raise AssertionError(f"call {number} has the bytes of several objects")
         with open(self.notes, "a") as notes:
             notes.write(f"{number}\n")
         if fault == "dies":
@@ -35,14 +40,18 @@ class Noting:
             raise ValueError(number)
         return self.rank, number
 
-    def counts(self, number: int) -> Iterator[tuple[int, int]]:
-        yield self.step(number, "")
+    def counts(self, number: int, image: np.ndarray) -> Iterator[tuple[int, int]]:
+        value = image[0]
+        yield self.step(number, "", image)
         for _ in range(3):
+            if (image != value).any():
+                raise AssertionError(f"stream {number} has lost its object")
             yield self.rank, number
 
 
-def step_of(worker: Noting, item: tuple[int, str]) -> tuple[int, int]:
-    return worker.step(*item)
+def step_of(worker: Noting, item: tuple[int, str, Stored]) -> tuple[int, int]:
+    number, fault, image = item
+    return worker.step(number, fault, image.get())
 
 
 def send(pid: int, number: int) -> None:
@@ -66,7 +75,12 @@ def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
         start_method="fork",
         on_death=on_death,
         max_in_flight=4,
+        store=KEYS * SIZE // 3,
     ) as group:
+
+        def image_of(key: int) -> Stored:
+            image = np.full(SIZE, key, np.uint8)
+            return group.store.find(key) or group.store.put(key, image, PATIENCE)
 
         def settle(call: Any, number: int) -> None:
             try:
@@ -87,16 +101,18 @@ def test_each_call_is_run_once_at_most(on_death: Any, tmp_path: Path) -> None:
             fault = dice.choices(["", "raises", "dies"], [90, 5, 5])[0]
             if dice.random() < 0.1:
                 with suppress(WorkerDied):
-                    for at, items in enumerate(workers.stream(Noting.counts, number)):
+                    image = image_of(dice.randrange(KEYS))
+                    for at, items in enumerate(workers.stream(Noting.counts, number, image)):
                         assert items == [(rank, number) for rank in workers.ranks]
                         if at == dice.randrange(6):
                             break
                 continue
+            image = image_of(dice.randrange(KEYS))
             try:
                 if dice.random() < 0.2:
-                    call = workers.scatter(step_of, [(number, fault)] * len(workers))
+                    call = workers.scatter(step_of, [(number, fault, image)] * len(workers))
                 else:
-                    call = workers.submit(Noting.step, number, fault)
+                    call = workers.submit(Noting.step, number, fault, image)
             except WorkerDied:
                 unsent.add(number)
                 continue

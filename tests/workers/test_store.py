@@ -93,8 +93,8 @@ def group_of(world: int = 2, store: int = 8 * MIB, **options: Any) -> WorkerGrou
 
 def puts(group: WorkerGroup[Reader], most: int = 10) -> None:
     """More objects than the store of a test holds."""
-    for value in range(most):
-        group.store.put(value, image())
+    for _ in range(most):
+        group.store.put(object(), image())
 
 
 def image(value: int = 1, nbytes: int = MIB) -> np.ndarray:
@@ -142,16 +142,20 @@ def test_the_oldest_objects_make_room_for_new_ones() -> None:
         assert group.call(Reader.sums, last) == [39 * MIB]
 
 
-def test_an_object_stays_while_the_program_has_it() -> None:
-    with group_of(1) as group:
-        first = group.store.put("first", image(7))
-        with pytest.raises(StoreFull, match=r"'first', stays while") as full:
+def test_an_object_that_the_program_keeps_moves_there() -> None:
+    """It does so when its room is needed, is sent with later calls, and may be put again."""
+    with group_of(2) as group:
+        kept = [group.store.put(("kept", value), image(value)) for value in range(10)]
+        for _ in range(3):
             puts(group)
-        assert full.value.kept == "first"
-        assert group.call(Reader.sums, first) == [7 * MIB]
-        del first, full
-        gc.collect()
-        group.store.put("next", image())
+            for value, stored in enumerate(kept):
+                assert group.call(Reader.sums, stored) == [value * MIB] * 2
+                assert group[0].call(Reader.opens, Request(stored)) == [value * MIB]
+                assert stored.get().sum() == value * MIB
+        assert group.store.find(("kept", 3)) is None
+        again = group.store.put(("kept", 3), image(4))
+        assert group.call(Reader.sums, again) == [4 * MIB] * 2
+        assert group.call(Reader.sums, kept[3]) == [3 * MIB] * 2
 
 
 def test_a_put_waits_for_the_calls_that_have_the_oldest_object() -> None:

@@ -1,9 +1,10 @@
 """The objects of a group: put once into shared memory, and read there by the workers of each call
 that gets them.
 
-An object stays while its `Stored` lives. The caller may have it, and so has each call that got it,
-until all its workers have answered: `Stored.__reduce__` adds it to the call that is being pickled.
-Arrays that a worker keeps hold the object themselves, as views of a storage do.
+An object stays while a call has its `Stored`, until all its workers have answered:
+`Stored.__reduce__` adds it to the call that is being pickled. Arrays that a worker keeps hold the
+object themselves, as views of a storage do. If only the caller has the `Stored` when the room is
+needed, the object moves into it, and is sent with later calls.
 """
 
 from __future__ import annotations
@@ -48,10 +49,16 @@ class Stored:
         key: of the object; None in a worker.
     """
 
-    __slots__ = ("__weakref__", "_place", "_store", "key")
+    __slots__ = ("__weakref__", "_place", "_store", "_value", "key")
 
-    def __init__(self, store: WorkersStore | None, key: Hashable, place: tuple[int, int]) -> None:
-        self._store, self.key, self._place = store, key, place
+    def __init__(
+        self,
+        store: WorkersStore | None,
+        key: Hashable,
+        place: tuple[int, int] | None,
+        value: Any = None,
+    ) -> None:
+        self._store, self.key, self._place, self._value = store, key, place, value
 
     def get(self) -> Any:
         """Returns the object.
@@ -61,22 +68,23 @@ class Stored:
                 of it.
             Closed: the group was closed.
         """
-        storage = _storages[-1] if self._store is None else self._store._storage
-        return storage.lend(*self._place)
+        if self._store is not None:
+            return self._store._get(self)
+        return self._value if self._place is None else _storages[-1].lend(*self._place)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._store is None:
             raise InvalidType("a worker cannot send a Stored: send what its get() returns")
-        self._store._note_sent(self)
-        return Stored, (None, None, self._place)
+        with self._store._sends(self):
+            return Stored, (None, None, self._place, self._value)
 
     def __repr__(self) -> str:
         return f"<Stored {self.key!r} at {self._place}>"
 
 
 class _Storage(SingleWriterShmObjectStorage):
-    """Evicts what no `Stored` is there for, and no worker reads. The reads of workers are not
-    counted: only some of them get an object."""
+    """Evicts what no `Stored` is there for, and no worker reads. Reads are not counted: only some
+    workers get an object."""
 
     def __init__(self, nbytes: int, world: int, name: str) -> None:
         self.living: WeakValueDictionary[int, Stored] = WeakValueDictionary()  # by id
@@ -126,8 +134,9 @@ class WorkersStore:
             return found
 
     def put(self, key: Hashable, value: Any, timeout: float | None = None) -> Stored:
-        """Copies `value` into shared memory, once for all workers. Evicts the oldest objects, of
-        which you have no `Stored`; waits for calls that have these.
+        """Copies `value` into shared memory, once for all workers. Evicts the oldest objects; waits
+        for calls that have these. One whose `Stored` you keep moves into it, and is sent with later
+        calls.
 
         Args:
             key: by which `find` finds it.
@@ -135,8 +144,7 @@ class WorkersStore:
             timeout: in seconds; None waits as long as the calls take.
 
         Raises:
-            StoreFull: a MemoryError; your program has the Stored of the oldest object, or a worker
-                keeps an array of it.
+            StoreFull: a MemoryError; a worker, which is named, keeps an array of the oldest object.
             CallTimedOut: a call that has it was not answered in time.
             InvalidArgument: the key has an object, or this one is larger than the store.
             InvalidType: it cannot be pickled.
@@ -170,21 +178,26 @@ class WorkersStore:
             raise ConcurrentUse("this call is made in the middle of another one of this store")
         storage = self._storage
         with self._lock:
-            try:
-                place = storage.put(key, value)
-            except StoreFull as error:
-                kept = storage.living.get(storage.ring_buffer.monotonic_id_start)
-                if kept is None or error.need > storage.ring_buffer.data_buffer_size:
-                    raise
-                if (call := self._table.owing(kept)) is not None:
-                    return call
-                text = (
-                    f"store {storage.name}: no room for {key!r}, {error.need} bytes: the oldest "
-                    f"object, {kept.key!r}, stays while your program has its Stored"
-                )
-                raise StoreFull(text, error.need, key, kept.key) from None
-            stored = storage.living[place[1]] = Stored(self, key, place)
-            return stored
+            while True:
+                try:
+                    place = storage.put(key, value)
+                except StoreFull as error:
+                    oldest = storage.ring_buffer.monotonic_id_start
+                    kept = storage.living.get(oldest)
+                    if kept is None or error.need > storage.ring_buffer.data_buffer_size:
+                        raise
+                    if (call := self._table.owing(kept)) is not None:
+                        return call
+                    kept._value, kept._place = storage.get(*storage.key_index[kept.key]), None
+                    del storage.living[oldest]
+                else:
+                    stored = storage.living[place[1]] = Stored(self, key, place)
+                    return stored
+
+    def _get(self, stored: Stored) -> Any:
+        with self._lock:  # meanwhile it does not move
+            place = stored._place
+            return stored._value if place is None else self._storage.lend(*place)
 
     def _late(self, key: Hashable, call: Pending, timeout: float | None) -> CallTimedOut:
         text = f"no room for {key!r}: {call.name}() has the oldest object"
@@ -203,11 +216,14 @@ class WorkersStore:
         finally:
             self._sending = None
 
-    def _note_sent(self, stored: Stored) -> None:
-        """Is called while the arguments of a call are pickled."""
+    @contextmanager
+    def _sends(self, stored: Stored) -> Iterator[None]:
+        """The object does not move in the block, nor after it until the call is answered."""
         if self._sending is None:
             raise InvalidType("a Stored can be sent in calls of its own group only")
-        self._sending.append(stored)
+        with self._lock:
+            self._sending.append(stored)
+            yield
 
     def _close(self) -> None:
         """Frees the memory. Idempotent."""
