@@ -53,7 +53,7 @@ public:
     std::uint64_t end() const noexcept { return end_; }
     bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
-    // Of extents whose lap is not over.
+    // The bytes of extents whose lap is not over.
     std::uint64_t awaited_bytes() const noexcept {
         std::uint64_t bytes = 0;
         for (const Used& one : used_)

@@ -34,7 +34,7 @@ public:
     const core::Participants& participants() const noexcept { return participants_; }
     std::size_t slot() const noexcept { return slot_; }
     std::uint64_t position() const noexcept { return position_; }
-    // How many messages this end has published or taken.
+    // The number of messages that this end has published or taken.
     std::uint64_t messages() const noexcept { return position_ - first_; }
 
     // Waits until the writer and every reader that is not late have attached, or one of them dies, or the writer closes. Looks

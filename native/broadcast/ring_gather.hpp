@@ -18,7 +18,7 @@ namespace memlane::broadcast {
 
 class RingGather {
 public:
-    // Whether so many rings can be waited for here.
+    // True if so many rings can be waited for here.
     static bool can_wait_for(std::size_t count) noexcept { return count <= os::kMostFutexes && os::has_futex_waitv(); }
 
     explicit RingGather(std::size_t rings) : spinner_(1 + rings, os::usable_cores()) {}

@@ -223,7 +223,7 @@ public:
     }
 
     std::uint64_t position() const noexcept { return position_ - ahead_; }
-    // How many messages it has taken, and how many it will not get, because later ones came first.
+    // The number of messages that it has taken, and of those that it will not get, because later ones came first.
     std::uint64_t messages() const noexcept { return RingEnd::messages() - ahead_ - skipped_; }
     std::uint64_t skipped() const noexcept { return skipped_; }
 

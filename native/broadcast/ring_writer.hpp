@@ -276,7 +276,7 @@ public:
         std::uint32_t viewed_messages = 0;
         std::uint64_t viewed_bytes = 0;
     };
-    // Of every reader that keeps anything.
+    // An entry for every reader that keeps anything.
     std::vector<Kept> kept() {
         std::vector<Kept> all;
         for (std::size_t r = 0; r < readers_.size(); ++r) {
@@ -292,7 +292,7 @@ public:
                             : is_done(chunk, r) || has_left_to_read(position, r))
                     return;
                 ++one.viewed_messages;
-                // Of the latest, the message there may be a later one, and in an extent.
+                // In a ring of the latest, the message there may be a later one, and in an extent.
                 one.viewed_bytes += latest_ ? space_.bytes_of(chunk) : core::load_relaxed(ring_.descriptor(chunk).length);
             });
             if (one.lent_messages + one.viewed_messages > 0) all.push_back(one);
@@ -496,7 +496,7 @@ private:
         return outcome.status == core::Status::timed_out && soon < deadline ? core::Outcome{core::Status::ok} : outcome;
     }
 
-    // Of extents and chunks whose lap is not over, although every reader has taken the message.
+    // The bytes of extents and chunks whose lap is not over, although every reader has taken the message.
     std::uint64_t viewed_bytes() {
         std::uint64_t bytes = extents_.awaited_bytes();
         for_each_in_ring([&](std::uint64_t position, std::uint64_t chunk) {

@@ -41,7 +41,7 @@ class PeerAlarm;
 // The peers of all ends of this process, and the thread. Nothing throws: what the system refuses is not watched.
 class Deaths {
 public:
-    // Of this process; a child does not know its parent's.
+    // The deaths that this process watches; a child does not know its parent's.
     static Deaths& here() {
         static std::pair<Deaths*, std::uint64_t> known{nullptr, 0};
         os::ClosedInChildren& files = os::ClosedInChildren::all();

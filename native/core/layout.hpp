@@ -78,7 +78,7 @@ struct SegmentHeader {
 
     std::uint32_t membership;  // futex word: somebody joined or left
     std::uint32_t reserved_3[3];
-    // Of a ring, by either end, for observers: the id of the ring whose messages are answered in this one; zeros: none.
+    // Set by either end of a ring, for observers: the id of the ring whose messages are answered in this one; zeros: none.
     std::uint64_t answers_to[2];
     char label[40];  // by either end, for observers: what people call it (label_of), then zeros
     std::uint32_t reserved_4[14];

@@ -101,7 +101,7 @@ public:
 
     void leave(std::size_t i) const noexcept { set_state(i, SlotState::closed); }
 
-    // How many participants without a slot here have not attached. Only the owner of slot 0 knows of them.
+    // The number of participants without a slot here that have not attached. Only the owner of slot 0 knows of them.
     void set_absent_elsewhere(std::uint32_t count) const noexcept {
         SYNC_STORE(join);
         store_release(slots_[0].absent_elsewhere, count);
@@ -150,7 +150,7 @@ public:
     // The futex word that tells that somebody joined or left.
     std::uint32_t& membership() const noexcept { return segment_.header().membership; }
 
-    // How often the slot was opened again; for a process that attaches only under the slot's lock.
+    // The number of times that the slot was opened again; for a process that attaches only under the slot's lock.
     std::uint32_t openings(std::size_t i) const noexcept { return load_relaxed(slots_[i].openings); }
 
     // One system call for a slot that is attached, none otherwise.

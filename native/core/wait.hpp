@@ -88,7 +88,7 @@ class Alarm {
 public:
     // Call it before each sleep: whoever has joined since is watched, too.
     virtual void follow() noexcept = 0;
-    // Whether it has rung since the last time. Call it once the sleeper has parked.
+    // True if it has rung since the last time. Call it once the sleeper has parked.
     virtual bool take() noexcept = 0;
 
 protected:

@@ -42,11 +42,11 @@ class Watched {
 public:
     // Both words stay where they are while the end is watched.
     virtual WaitPoint wait_point() noexcept = 0;
-    // Whether a call would not wait, as far as somebody tells that.
+    // True if a call would not wait, as far as somebody tells that.
     virtual bool is_ready() noexcept = 0;
-    // Whether a call would not wait for another reason, such as a death. May make system calls.
+    // True if a call would not wait for another reason, such as a death. May make system calls.
     virtual bool look() = 0;
-    // Whether to look at it every 0.1 s, because nobody may tell that it is ready.
+    // True if it must be looked at every 0.1 s, because nobody may tell that it is ready.
     virtual bool may_be_silent() const noexcept = 0;
 
 protected:
@@ -79,7 +79,7 @@ private:
     void run() noexcept;
     // The words as they are; parks what is armed.
     Words park_all() noexcept;
-    // Whether any end has changed so that it must be parked anew.
+    // True if any end has changed so that it must be parked anew.
     bool look_at_all(bool is_due) noexcept;
     struct Intervals {
         os::Nanoseconds look, wake;
@@ -126,7 +126,7 @@ public:
         if (end_->is_ready() || (end_->wait_point().take_alarm() && finds())) show();
     }
 
-    // Whether the descriptor is readable by now. Makes a system call if it may be so no more.
+    // True if the descriptor is readable by now. Makes a system call if it may be so no more.
     bool is_readable() noexcept {
         if (!is_here()) return true;
         const std::lock_guard guard(lane_->mutex());

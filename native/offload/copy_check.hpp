@@ -100,7 +100,7 @@ public:
 
     bool has_twice() const noexcept { return has_twice_; }
 
-    // Whether it contains an id of [low, high].
+    // True if it contains an id of [low, high].
     bool has_any(std::int64_t low, std::int64_t high) const noexcept {
         if (bits_.empty()) {
             const auto at = std::lower_bound(sorted_.begin(), sorted_.end(), low);

@@ -53,7 +53,7 @@ struct CudaRuntime {
 // Where registrations of host memory begin, in order. Drivers refuse a copy that reaches from one into the next.
 using Registered = std::vector<std::uintptr_t>;
 
-// How many bytes from there on lie before the next one.
+// The number of bytes from there on that lie before the next one.
 inline std::size_t bytes_before_next(const Registered& begins, const std::byte* at) {
     const auto address = reinterpret_cast<std::uintptr_t>(at);
     const auto next = std::upper_bound(begins.begin(), begins.end(), address);

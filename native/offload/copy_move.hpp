@@ -42,7 +42,7 @@ inline constexpr std::uint64_t kUnitBytes = 1u << 20;
 inline constexpr unsigned kMostThreads = 8;
 // A pair costs at least as much as copying this many bytes.
 inline constexpr std::uint64_t kPairBytes = 512;
-// How often run() calls `look`.
+// The interval at which run() calls `look`.
 inline constexpr os::Nanoseconds kLookInterval = 50 * os::kMillisecond;
 
 class Move {
@@ -66,7 +66,7 @@ public:
 
     std::uint64_t bytes() const noexcept { return pairs_.size() * block_bytes_; }
 
-    // How many threads are worthwhile on `cores` cores; run() caps a larger request by the amount of work.
+    // The number of threads that are worthwhile on `cores` cores; run() caps a larger request by the amount of work.
     unsigned threads(unsigned cores) const noexcept {
         const std::uint64_t cost = pairs_.size() * std::max(block_bytes_, kPairBytes);
         return static_cast<unsigned>(std::clamp<std::uint64_t>(cost / kUnitBytes, 1, std::min(cores, kMostThreads)));

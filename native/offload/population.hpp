@@ -115,7 +115,7 @@ public:
         return done_;
     }
     std::uint64_t bytes() const noexcept { return cells_.sum(); }
-    // Whether the kernel could not populate, so that pages were written to instead.
+    // True if the kernel could not populate, so that pages were written to instead.
     bool was_touched() const {
         const std::lock_guard guard(mutex_);
         return touched_;

@@ -52,7 +52,7 @@ public:
     const os::FileDescriptor& file() const noexcept { return file_; }
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
     bool is_open() const noexcept { return file_.is_open(); }
-    // Of the whole region, once its space is complete.
+    // The huge pages of the whole region, once its space is complete.
     std::uint64_t huge_pages() const noexcept { return huge_pages_; }
     bool is_own() const noexcept { return generation_ == os::fork_generation().load(std::memory_order_relaxed); }
 
@@ -73,7 +73,7 @@ public:
         }
     }
 
-    // Whether all the space is there, or the caller has to reserve it, because it created the region or because
+    // Returns whether all the space is there, or the caller has to reserve it, because it created the region or because
     // the builder has died or failed.
     Space await_space(os::Nanoseconds slice) {
         if (const Space space = look_for_space(); space != Space::waiting) return space;
@@ -200,7 +200,7 @@ private:
         return true;
     }
 
-    // Whether anybody else uses a file that no memlane region holds. A mapping of a dead region that survives
+    // True if anybody else uses a file that no memlane region holds. A mapping of a dead region that survives
     // in a forked child does not count.
     bool is_anothers() {
         if (lock_.held_by_other(ours_lock())) return false;

@@ -208,7 +208,7 @@ inline void notify_watchers(const FileDescriptor& file) noexcept {
     if (::fstat(file.get(), &s) == 0) static_cast<void>(::fchmod(file.get(), s.st_mode & 07777));
 }
 
-// Of the file system; UINT64_MAX if it has no limit or does not report one.
+// The free bytes of the file system; UINT64_MAX if it has no limit or does not report one.
 inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {
     struct statvfs s{};
     if (::fstatvfs(file.get(), &s) != 0 || s.f_blocks == 0) return UINT64_MAX;
@@ -240,7 +240,7 @@ inline std::optional<DirectAlignment> direct_alignment(const FileDescriptor& fil
     return DirectAlignment{field(kOffset), field(kMemory)};
 }
 
-// Whether its file system writes changed bytes elsewhere (btrfs), so that reserved space does not last.
+// True if its file system writes changed bytes elsewhere (btrfs), so that reserved space does not last.
 inline bool copies_on_write(const FileDescriptor& file) noexcept {
     struct statfs s{};
     constexpr long kBtrfs = 0x9123683E;
@@ -248,7 +248,7 @@ inline bool copies_on_write(const FileDescriptor& file) noexcept {
     int flags = 0;
     return ::syscall(SYS_ioctl, file.get(), FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
-// Of a file without bytes: it writes changed bytes where they were. Its file system may not know that.
+// Makes a file without bytes write changed bytes where they were. Its file system may not know that.
 inline void write_in_place(const FileDescriptor& file) noexcept {
     int flags = 0;
     if (::syscall(SYS_ioctl, file.get(), FS_IOC_GETFLAGS, &flags) != 0) return;
@@ -256,7 +256,7 @@ inline void write_in_place(const FileDescriptor& file) noexcept {
     static_cast<void>(::syscall(SYS_ioctl, file.get(), FS_IOC_SETFLAGS, &flags));
 }
 
-// Whether its file system is memory.
+// True if its file system is memory.
 inline bool is_tmpfs(const FileDescriptor& file) noexcept {
     struct statfs s{};
     return ::fstatfs(file.get(), &s) == 0 && s.f_type == TMPFS_MAGIC;

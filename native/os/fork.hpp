@@ -56,7 +56,7 @@ public:
     // Closed whatever it refers to by then, as one does that refers to a file for moments only.
     void add_any(int fd) { open_.insert({fd, kAny}); }
     static constexpr std::uint64_t kAny = 0;  // no file has this inode
-    // How many children this process has had.
+    // The number of children that this process has had.
     std::uint64_t forks() const noexcept { return forks_.load(); }
     void remove(int fd, std::uint64_t inode) noexcept {
         if (const auto found = open_.find({fd, inode}); found != open_.end()) open_.erase(found);

@@ -42,7 +42,7 @@ inline bool futex_wait_any(const FutexWaiter* words, std::size_t count, Nanoseco
     return errno == EAGAIN || errno == ETIMEDOUT || errno == EINTR || errno == EFAULT;  // unmapped by now
 }
 
-// Whether the system has it, and allows it.
+// True if the system has it, and allows it.
 inline bool has_futex_waitv() noexcept {
     return ::syscall(kFutexWaitv, nullptr, 0, 0, nullptr, CLOCK_MONOTONIC) != 0 && errno == EINVAL;
 }

@@ -117,7 +117,7 @@ private:
         return done == 0;
     }
 
-    // Whether the kernel has the advice (5.14). Asked on a page of its own, because for a page that is read-only the
+    // True if the kernel has the advice (5.14). Asked on a page of its own, because for a page that is read-only the
     // answer is the same error.
     static bool can_populate() noexcept {
         static const bool can = [] {

@@ -81,7 +81,7 @@ public:
         return object;
     }
 
-    // Whether the entry is still the pinned object's. It always is, unless this end was closed meanwhile. If it
+    // True if the entry is still the pinned object's. It always is, unless this end was closed meanwhile. If it
     // is, the loads before this call saw the object's bytes and no others.
     bool is_valid(const Object& object) const noexcept {
         std::atomic_thread_fence(std::memory_order_acquire);

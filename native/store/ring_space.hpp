@@ -38,7 +38,7 @@ public:
         }
     }
 
-    // Whether these bytes of the ring have their space. One system call when the ring has grown, none otherwise.
+    // True if these bytes of the ring have their space. One system call when the ring has grown, none otherwise.
     bool has(std::uint64_t offset, std::uint64_t bytes) {
         if (offset + bytes <= known_) return true;
         known_ = std::min(os::space_end(segment_.file(), known_), ring_bytes_);

@@ -48,7 +48,7 @@ public:
         return 0;
     }
 
-    // Whether the entry of object `id` is free. Retires an orphan in it, unless it is pinned.
+    // True if the entry of object `id` is free. Retires an orphan in it, unless it is pinned.
     bool admits(std::uint32_t id) {
         const ObjectEntry& entry = table().entry(table().index_of(id));
         if (!is_live(core::load_relaxed(entry.stamp))) return true;
@@ -65,7 +65,7 @@ public:
         return std::nullopt;
     }
 
-    // Whether anybody is reading it now.
+    // True if anybody is reading it now.
     bool is_in_use(std::uint32_t id) { return knows(id) && is_pinned(table().index_of(id)); }
 
     // Makes the bytes at `address` an object, with no references yet. `size`: count bytes, metadata and data.
@@ -119,7 +119,7 @@ public:
         return true;
     }
 
-    // Whether every reader has read it `references` times. Readers that have closed or died owe nothing.
+    // True if every reader has read it `references` times. Readers that have closed or died owe nothing.
     bool is_read(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);
         return owed(index, references) <= core::load_relaxed(table().usage(index, kSlot).reads);

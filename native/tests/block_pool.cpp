@@ -104,7 +104,7 @@ void random_calls(const std::string& policy, std::uint64_t seed) {
     if (TunerFeed* const feed = pool.tuner()) feed->settle();
 }
 
-// Of what one call evicts the last stays aside; its blocks are where they were.
+// The last block that one call evicts stays aside; its blocks are where they were.
 void the_last_victims_stay_aside() {
     BlockPool pool(8, "lru");
     CHECK(pool.set_aside(2) == 2);

@@ -91,7 +91,7 @@ void failing_calls_arm(const char* call, int number, int error) {
     is_armed = true;
 }
 
-// How often the call that is to fail was made so far.
+// The number of times that the call that is to fail was made so far.
 int failing_calls_made() { return named; }
 
 // Stops counting; returns how many calls there were.

@@ -18,7 +18,7 @@ struct Sender {
     FrameBatch batch{std::string(MessageFrame::kHeaderBytes, '-')};
     Nanoseconds now = 1'000'000 * kMicrosecond;
 
-    // Whether it waits, is sent with what waits, or alone.
+    // The decision: it waits, is sent with what waits, or by itself.
     char send(Nanoseconds pause, std::size_t bytes = 100) {
         now += pause;
         if (!batch.is_stream(now) || !batch.fits(bytes)) return 'a';

@@ -67,7 +67,7 @@ void turn_between_the_readers_two_loads() {
     }
 }
 
-// Whether `wait` ends before the slice that would rescue a lost wake-up. A busy machine may take as long once, not always.
+// True if `wait` ends before the slice that would rescue a lost wake-up. A busy machine may take as long once, not always.
 template <class Wait>
 bool is_woken(Wait wait) {
     for (int tries = 0; tries < 50; ++tries) {

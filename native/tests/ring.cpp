@@ -167,7 +167,7 @@ void closed_reader_is_not_waited_for() {
     send(writer, 3);
 }
 
-// Of five readers, one has left, one was released while absent, and the others give the chunk back one by one.
+// One of five readers has left, one was released while absent, and the others give the chunk back one by one.
 void only_the_last_reader_wakes_the_writer() {
     const RingGeometry g{5, 64, 1};
     const auto segment = new_segment(g);

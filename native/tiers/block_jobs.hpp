@@ -204,7 +204,7 @@ public:
         state = State::waiting;
         going_on_.push_back(work);
     }
-    // Whether the deadline of that block has passed before anybody began, or while somebody was at it.
+    // True if the deadline of that block has passed before anybody began, or while somebody was at it.
     static bool is_expired(const Ref& job, std::size_t at) noexcept {
         return job->states[at] == State::decided && job->faults[at].kind == Fault::Kind::expired;
     }

@@ -258,7 +258,7 @@ public:
             free(block);
         }
     }
-    // Whether the medium has refused the block since something was stored there.
+    // True if the medium has refused the block since something was stored there.
     bool is_refused(Block block) const noexcept { return !is_refused_.empty() && is_refused_[block]; }
     // The block that has been retired for longest, if there is one, is the next to be used.
     void bring_back_one() {
@@ -378,7 +378,7 @@ public:
     bool is_pinned(Block block) const noexcept { return pins_[block] > 0; }
     bool is_revoked(Block block) const noexcept { return states_[block] == State::kRevoked; }
 
-    // Of a stored key; kNoBlock if it is not there.
+    // The block of a stored key; kNoBlock if it is not there.
     Block stored(const Asked& key) const noexcept {
         const Block block = find(key);
         return block != kNoBlock && states_[block] == State::kStored ? block : kNoBlock;
@@ -387,7 +387,7 @@ public:
     bool has(Block block, KeyStore::Bytes key) const noexcept {
         return states_[block] == State::kStored && keys_.is(block, key);
     }
-    // Whether the key is stored, or being stored.
+    // True if the key is stored, or being stored.
     bool knows(const Asked& key) const noexcept { return find(key) != kNoBlock; }
     // Nobody finds the key any more, if it is that block's.
     void forget(Block block, KeyStore::Bytes key) {

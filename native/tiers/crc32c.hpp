@@ -24,7 +24,7 @@ namespace memlane::tiers {
 
 class Crc32c {
 public:
-    // Of the bytes, after those that gave `crc`; 0 before the first.
+    // The CRC of the bytes, after those that gave `crc`; 0 before the first.
     static std::uint32_t of(std::span<const std::byte> bytes, std::uint32_t crc = 0) noexcept {
         return ~(has_instruction() ? fast(~crc, bytes.data(), bytes.size()) : slow(~crc, bytes.data(), bytes.size()));
     }

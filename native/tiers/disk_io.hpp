@@ -49,7 +49,7 @@ public:
     const FolderThread& folder() const noexcept { return *folder_; }
     const char* engine() const noexcept { return ring_ != nullptr ? "io_uring" : "threads"; }
 
-    // Whether nothing was under way: the rows are then nobody's. Call it before this is destroyed.
+    // True if nothing was under way: the rows are then nobody's. Call it before this is destroyed.
     bool close() {
         if (!headers_.is_idle()) return false;
         if (folder_ != nullptr) folder_->close();  // first: it gives the others work

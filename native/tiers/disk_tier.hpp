@@ -430,7 +430,7 @@ private:
         erase(slot, order);
     }
 
-    // Of what was evicted or removed, a restart may still find what nobody has written over.
+    // After an eviction or a removal, a restart may still find what nobody has written over.
     void forget_former(Keys keys, const OrderRef& order) {
         if (former_.empty()) return;
         std::unordered_set<Digest, DigestHash> digests;

@@ -108,7 +108,7 @@ public:
         if (std::exchange(is_bell_wanted_, false)) os::set_event(bell_.file());
     }
 
-    // Whether nothing is under way; the threads then end.
+    // True if nothing is under way; the threads then end.
     bool stop() {
         const std::lock_guard guard(mutex_);
         if (!jobs_.is_idle()) return false;

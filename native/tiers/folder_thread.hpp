@@ -46,7 +46,7 @@ public:
     // Why the folder is not watched; 0: it is.
     int error() const noexcept { return error_; }
 
-    // Whether a file of the tier, or its folder, was deleted or moved. Any thread.
+    // True if a file of the tier, or its folder, was deleted or moved. Any thread.
     bool is_detached() const noexcept { return is_detached_.load(); }
 
     void close() noexcept {

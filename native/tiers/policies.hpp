@@ -263,7 +263,7 @@ private:
     Segments segments_;
 };
 
-// Of misses in a full cache, which are admitted: one in `kEvery`. Then a loop over more than fits finds what is there, while
+// Chooses the misses in a full cache that are admitted: one in `kEvery`. Then a loop over more than fits finds what is there, while
 // every other policy here drops each block shortly before it is wanted; and where that loop has ended, another takes its
 // place. After the bimodal insertion of Qureshi et al., "Adaptive insertion policies for high performance caching", ISCA '07.
 class RareAdmission {

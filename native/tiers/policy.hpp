@@ -16,7 +16,7 @@
 
 namespace memlane::tiers {
 
-// Whether a key should be stored, and what the policy knows of it.
+// True if a key should be stored, and what the policy knows of it.
 enum class Admission : std::uint8_t {
     kDeclined,
     kNew,
@@ -34,7 +34,7 @@ public:
     // May throw.
     virtual void touch(Block block) = 0;
 
-    // Of a key that is not there. Learns from the miss.
+    // Judges a key that is not there. Learns from the miss.
     virtual Admission admit(Key key) = 0;
 
     // The block to evict for it; the policy forgets the block. kNoBlock if all are pinned. May throw.

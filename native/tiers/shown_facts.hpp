@@ -21,7 +21,7 @@ namespace memlane::tiers {
 struct TierFacts {
     std::uint64_t blocks, used, reserved, pinned;
     std::uint64_t accesses, hits, stored, evicted, declined;
-    // Of a disk tier.
+    // For a disk tier only.
     std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled, retired;
     std::uint64_t dropped;  // of a pool
     std::uint64_t is_detached, lookups, found, written;  // of a disk tier
@@ -29,7 +29,7 @@ struct TierFacts {
 };
 static_assert(sizeof(TierFacts) == 184);
 
-// Of a disk tier: how long blocks took to be stored, and to be loaded.
+// For a disk tier: how long blocks took to be stored, and to be loaded.
 using TierSpans = std::array<Spans, 2>;
 static_assert(sizeof(TierSpans) == 512);
 

@@ -79,7 +79,7 @@ private:
 
 class SlotFile {
 public:
-    // How many fit: all files count.
+    // The number of slots that fit: all files count.
     static std::uint64_t slots_in(std::uint64_t capacity, std::uint64_t row_bytes) noexcept {
         if (capacity < core::kPage) return 0;
         std::uint64_t slots = (capacity - core::kPage) / (slot_bytes_of(row_bytes) + sizeof(SlotHeader));
@@ -194,7 +194,7 @@ public:
     std::uint64_t first_sequence() const noexcept { return first_sequence_; }
     std::uint64_t first_sequence_at_open() const noexcept { return pair_.first_sequence; }
 
-    // Whether both files still have their names. False if that cannot be said.
+    // True if both files still have their names. False if that cannot be said.
     bool has_names() const noexcept {
         try {
             return os::facts_of(headers_.file()).links > 0 && os::facts_of(data_.file()).links > 0;

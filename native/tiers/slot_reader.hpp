@@ -54,7 +54,7 @@ public:
             const std::uint64_t fit = now.bytes < header_at(0) ? 0 : (now.bytes - header_at(0)) / sizeof(SlotHeader);
             read_headers(std::min(pair->slots, fit), pair->first_sequence, entries, last);
         }
-        // Of two slots with one key the later one counts: it comes first.
+        // The later of two slots with one key counts: it comes first.
         std::ranges::sort(entries, [](const Entry& a, const Entry& b) {
             return std::tuple(a.key, b.sequence) < std::tuple(b.key, a.sequence);
         });
@@ -74,7 +74,7 @@ public:
         seen_ = is_recent ? Seen{} : seen;
     }
 
-    // Whether it has these keys, stored after those sequences.
+    // True if it has these keys, stored after those sequences.
     std::vector<bool> has(std::span<const Digest> digests, std::span<const std::int64_t> after) const {
         std::vector<bool> there(digests.size());
         const std::optional<std::uint64_t> first = first_sequence();
@@ -146,7 +146,7 @@ private:
         return is_pair && found.row_bytes == row_bytes_ ? std::optional(found) : std::nullopt;
     }
 
-    // Of those that its owner has not cleared; nullopt: it has no blocks for this reader.
+    // The first sequence that its owner has not cleared; nullopt: it has no blocks for this reader.
     std::optional<std::uint64_t> first_sequence() const {
         try {
             const std::optional<PairHeader> pair = read_pair();

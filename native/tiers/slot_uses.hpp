@@ -20,7 +20,7 @@
 
 namespace memlane::tiers {
 
-// Of a word, 0 if nothing is known.
+// The second in a word; 0 if nothing is known.
 struct SlotUse {
     std::uint64_t at = 0;  // in microseconds since 1970
     std::uint32_t hits = 0;

@@ -1,4 +1,4 @@
-// How many messages one call of `send_many` has sent, for the exception that ends it.
+// The messages that one call of `send_many` has sent, for the exception that ends it.
 //
 // Both are attributes, because a signal handler may raise after any call.
 #pragma once

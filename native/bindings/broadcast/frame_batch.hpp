@@ -59,7 +59,7 @@ public:
         has_put_ = true;
         return nb::bool_(is_due);
     }
-    // Whether the last call of `put` has taken its message, whatever a signal handler raised after it.
+    // True if the last call of `put` has taken its message, whatever a signal handler raised after it.
     bool has_put() const noexcept { return has_put_; }
 
     void open(std::uint64_t sequence, std::int64_t messages, std::int64_t bytes) noexcept {

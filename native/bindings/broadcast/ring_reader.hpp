@@ -28,7 +28,7 @@ using Batch = broadcast::RingReader::Batch;
 // Bytes after which a batch takes no more: decoding them keeps the GIL, and the writer's space.
 inline constexpr std::uint64_t kMostAhead = 1u << 20;
 
-// Of one object, which is made last: what has been received must not be lost.
+// For one object, which is made last: what has been received must not be lost.
 template <class Make>
 nb::object list_of(Make&& make) {
     nb::list one = nb::steal<nb::list>(PyList_New(1));

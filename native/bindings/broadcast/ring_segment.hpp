@@ -71,7 +71,7 @@ public:
     bool is_latest() const noexcept { return (segment_->features() & core::kLatestOnly) != 0; }
     int descriptor() const noexcept { return segment_->file().get(); }
 
-    // Of each reader's place, how often it was opened again.
+    // For each reader's place, the number of times that it was opened again.
     std::vector<std::uint32_t> openings() {
         check_open();
         const core::Participants participants(*segment_);

@@ -93,7 +93,7 @@ public:
         return explained([&] { return put(encoder, deadline_of(timeout), timeout, watch); });
     }
 
-    // Whether the last call of `send` or `send_encoded` has published its message. What is raised after that, by a signal
+    // True if the last call of `send` or `send_encoded` has published its message. What is raised after that, by a signal
     // handler that runs once it has returned, is not an error of that call.
     bool has_sent() const noexcept { return has_sent_; }
 

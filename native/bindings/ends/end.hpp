@@ -286,7 +286,7 @@ protected:
         }
     }
 
-    // Whether the call has succeeded. For a timeout the Python error is set and not thrown: a throw takes longer
+    // True if the call has succeeded. For a timeout the Python error is set and not thrown: a throw takes longer
     // than all the rest of a poll that finds nothing. Other failures throw.
     [[nodiscard]] bool is_ok(const core::Outcome& outcome, nb::handle timeout) {
         if (outcome.status == core::Status::ok) return true;

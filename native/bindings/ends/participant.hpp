@@ -31,7 +31,7 @@ public:
         : slot_(slot), presence_(presence), copy_(core::copy_of(participants.slot(slot))) {}
 
     std::size_t slot() const noexcept { return slot_; }
-    // Whether its process lives, the bytes of the slot, and when that was seen: Python decodes slots in one place.
+    // Its liveness, the bytes of the slot, and when that was seen: Python decodes slots in one place.
     nb::tuple to_tuple(os::Nanoseconds now) const {
         return nb::make_tuple(to_text(presence_), nb::bytes(reinterpret_cast<const char*>(&copy_), sizeof copy_), now);
     }

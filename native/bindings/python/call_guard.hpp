@@ -42,7 +42,7 @@ public:
         if (waiting_ > 0) os::futex_wake_all(&busy_);
     }
 
-    // Whether no call is under way by the deadline. The call may be in code of the user (pickling, decoding),
+    // True if no call is under way by the deadline. The call may be in code of the user (pickling, decoding),
     // so signals are handled meanwhile.
     bool wait(os::Deadline deadline) {
         const Waiting waiting{waiting_};

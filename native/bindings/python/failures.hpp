@@ -19,7 +19,7 @@ namespace nb = nanobind;
 
 inline void set_raised(const nb::object& error) { PyErr_SetObject(error.type().ptr(), error.ptr()); }
 
-// Of any bytes: a path may have some that are not UTF-8.
+// Takes any bytes: a path may have some that are not UTF-8.
 inline nb::object text_of(const std::string& text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }

@@ -94,7 +94,7 @@ public:
         return PinnedObject(core_, std::move(shown), *object);
     }
 
-    // Whether all bytes read so far were the object's own.
+    // True if all bytes read so far were the object's own.
     bool is_valid(const PinnedObject& pinned) const { return core().is_valid(pinned.object()); }
 
     void note_progress() const { core().note_progress(); }
@@ -193,7 +193,7 @@ class StoreWriter : public StoreEnd<store::StoreWriter> {
 public:
     using StoreEnd::StoreEnd;
 
-    // Whether every reader has read object `id` `references` times. The table decides; for bytes that are no
+    // True if every reader has read object `id` `references` times. The table decides; for bytes that are no
     // object of it, the count in them does.
     bool is_read(std::uint32_t id, nb::handle view, std::uint64_t references) const {
         const ByteView bytes(view, ByteView::Access::read);

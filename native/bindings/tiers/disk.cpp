@@ -229,14 +229,14 @@ public:
         open_->io.work().wake();
     }
 
-    // Whether a disk that did not answer does by now.
+    // True if a disk that did not answer does by now.
     void look_again() const {
         if (open().tier.is_stalled()) call([](tiers::DiskTier& tier) { tier.collect(); });
     }
 
     std::shared_ptr<OpenTier> shared() const { return open_; }
 
-    // Whether nothing was under way.
+    // True if nothing was under way.
     bool close() {
         if (open_ == nullptr || !is_here()) return true;
         const auto collect = [](tiers::DiskTier& tier) {

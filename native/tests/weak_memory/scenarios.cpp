@@ -224,7 +224,7 @@ void take_latest(Bed& bed, std::uint64_t& last) {
     sample.loan->finish(sizeof value);
 }
 
-// Of three chunks the writer takes the first again for its second message, unless the reader still reads there.
+// From three chunks the writer takes the first again for its second message, unless the reader still reads there.
 Scenario latest_message() {
     const auto bed = std::make_shared<Bed>(3, 1, core::kLatestOnly);
     return bed->scenario("latest message",
