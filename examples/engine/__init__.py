@@ -1,7 +1,7 @@
 """A small inference engine on memlane: one scheduler, N tensor-parallel workers, no GPU needed.
 
-Run it with `PYTHONPATH=examples python -m engine`. It demonstrates data movement; the model's
-weights are random numbers. Each step:
+Run it with `PYTHONPATH=examples python -m engine`. It demonstrates data movement; the
+model is a tiny one, which has learned memlane's manual (`train.py`). Each step:
 
     scheduler                                     workers (each holds its heads and MLP columns)
       decide which sequences run, in which blocks

@@ -22,6 +22,7 @@ from .progress import Progress
 from .reference import run_reference
 from .scheduler import Engine
 from .summary import (
+    SHOWN_TEXTS,
     print_backing,
     print_images,
     print_line,
@@ -84,12 +85,12 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
         if murder is not None and not murder.report():
             return 1
         if murder is None or arguments.verbose:
+            print_texts(batcher.sequences, SHOWN_TEXTS if arguments.verbose else 1)
             print_outcome(progress, seconds, crew.reports)
+        if arguments.verbose:
             if crew.region is not None:
                 print_moved(crew.reports)
-        if arguments.verbose:
             print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
-            print_texts(batcher.sequences)
             if crew.images is not None and store is not None:
                 print_images(crew.images, store, crew.reports)
             if crew.region is not None and backing is not None:

@@ -2,13 +2,15 @@
 
 Heads, MLP columns and vocabulary are split over the workers as in Megatron-LM. Attention and MLP
 read the same input (the parallel block of GPT-J and PaLM) instead of one after the other, so a
-layer needs one reduction and not two. The weights are random, from a fixed seed.
+layer needs one reduction and not two. The weights are those of a tiny model that was trained on
+memlane's manual (`train.py`): it forms words, and knows nothing.
 
 Matrices are multiplied run by run, because BLAS may round differently when there are more rows. So
 a sequence's result is bit-identical, whatever runs beside it, in whatever steps.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +26,10 @@ from .paging import BLOCK_SIZE
 class ModelConfig:
     """Sizes of the model; the same in every process. A token is a byte."""
 
-    layers: int = 4
+    layers: int = 3
     heads: int = 8
     head_dim: int = 16
-    mlp_columns: int = 512
+    mlp_columns: int = 256
     vocabulary: int = 256
     seed: int = 16
 
@@ -36,7 +38,21 @@ class ModelConfig:
         """Width of the hidden state."""
         return self.heads * self.head_dim
 
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Return the (inputs, outputs) of each matrix in `WEIGHTS`, by its name there."""
+        shapes = {"embedding": (self.vocabulary, self.hidden)}
+        for layer in range(self.layers):
+            shapes[f"qkv{layer}"] = (self.hidden, 3 * self.hidden)
+            shapes[f"attention_out{layer}"] = (self.hidden, self.hidden)
+            shapes[f"up{layer}"] = (self.hidden, self.mlp_columns)
+            shapes[f"down{layer}"] = (self.mlp_columns, self.hidden)
+        return shapes
 
+
+WEIGHTS = Path(__file__).with_name("weights.npz")
+"""Each matrix as signed bytes, with a scale for each of its columns."""
+
+EPSILON = 1e-6
 FLOAT_BYTES = 4
 
 CELLS = UNIT // GRID
@@ -81,7 +97,7 @@ class Shard:
     """
 
     def __init__(self, config: ModelConfig, rank: int, world: int, blocks: int) -> None:
-        """Draw the whole model and keep this shard; a real engine would load only its own.
+        """Read the whole model and keep this shard; a real engine would load only its own.
 
         The cache has `blocks` blocks.
         """
@@ -93,32 +109,27 @@ class Shard:
         self._first_token = vocabulary.start
         self.cache = KVCache(blocks, config.layers, self._heads, config.head_dim)
 
-        random = np.random.default_rng(config.seed)
-
-        def draw(inputs: int, outputs: int, scale: float = 1.0) -> Array:
-            weights = random.standard_normal((inputs, outputs), np.float32)
-            return weights * np.float32(scale / inputs**0.5)
-
-        self._embedding = draw(config.vocabulary, config.hidden, scale=config.vocabulary**0.5)
+        weights = _read_weights(config)
+        self._embedding = weights["embedding"]
+        self._head = self._embedding[vocabulary].T / np.float32(config.hidden**0.5)
+        by_head = (config.heads, config.head_dim)
         self._layers: list[_Layer] = []
-        for _ in range(config.layers):
-            # Sharp attention: without it, random weights soon repeat two tokens, and a wrong sum in
-            # one worker could go unnoticed.
-            qkv = draw(config.hidden, 3 * config.hidden, scale=3.0)
-            attention_out = draw(config.hidden, config.hidden)
-            by_head = (config.heads, config.head_dim)
-            qkv = qkv.reshape(config.hidden, 3, *by_head)[:, :, heads]
-            attention_out = attention_out.reshape(*by_head, config.hidden)[heads]
+        for layer in range(config.layers):
+            qkv = weights[f"qkv{layer}"].reshape(config.hidden, 3, *by_head)[:, :, heads]
+            out = weights[f"attention_out{layer}"].reshape(*by_head, config.hidden)[heads]
             self._layers.append(
                 _Layer(
                     qkv=qkv.reshape(config.hidden, -1).copy(),
-                    attention_out=attention_out.reshape(-1, config.hidden).copy(),
-                    up=draw(config.hidden, config.mlp_columns)[:, columns].copy(),
-                    down=draw(config.mlp_columns, config.hidden)[columns].copy(),
+                    attention_out=out.reshape(-1, config.hidden).copy(),
+                    up=weights[f"up{layer}"][:, columns].copy(),
+                    down=weights[f"down{layer}"][columns].copy(),
                 )
             )
-        self._head = draw(config.hidden, config.vocabulary)[:, vocabulary].copy()
-        self._patches = draw(3 * CELLS * CELLS, config.hidden)
+        # The manual has no images: what a patch looks like to the model is random.
+        drawn = np.random.default_rng(config.seed).standard_normal(
+            (3 * CELLS * CELLS, config.hidden), np.float32
+        )
+        self._patches = drawn / np.float32(len(drawn) ** 0.5)
         self._seen: dict[int, Array] = {}
 
     def see(self, sequence: int, pixels: Pixels) -> None:
@@ -204,6 +215,11 @@ class _Layer(NamedTuple):
     down: Array
 
 
+def _read_weights(config: ModelConfig) -> dict[str, Array]:
+    with np.load(WEIGHTS) as file:
+        return {name: file[name] * file[f"{name}.scales"] for name in config.shapes()}
+
+
 def block_bytes(config: ModelConfig, world: int) -> int:
     """Return the size of a block in the cache of the worker that holds the most heads."""
     shares = [_share(config.heads, rank, world) for rank in range(world)]
@@ -239,7 +255,7 @@ def _patches_of(pixels: Pixels) -> Array:
 
 def _rms_norm(hidden: Array) -> Array:
     mean_square = np.square(hidden).mean(axis=-1, keepdims=True)
-    normed: Array = hidden / np.sqrt(mean_square + np.float32(1e-6))
+    normed: Array = hidden / np.sqrt(mean_square + np.float32(EPSILON))
     return normed
 
 

@@ -19,10 +19,10 @@ from .offload import RegionPlan, RegionStart
 from .paging import BLOCK_SIZE, BlockTables
 from .progress import Progress
 from .worker import Report
+from .workload import SYSTEM
 
-SHOWN_TEXTS = 2
-SHOWN_CHARACTERS = 40
-
+SHOWN_TEXTS = 4
+"""Continuations that `--verbose` prints; the first one is always shown."""
 
 LABEL, WIDTH = 22, 100  # columns
 
@@ -34,14 +34,18 @@ def print_line(label: str, text: str) -> None:
     print(f"  {label:<{LABEL - 2}}{shown}", flush=True)
 
 
-def print_texts(sequences: Sequence[Generated]) -> None:
-    """Print the first prompts, each with the beginning of what was generated from random weights;
-    bytes that are no text are dots."""
-    for sequence in sequences[:SHOWN_TEXTS]:
-        prompt = sequence.request.prompt.removeprefix(PLACEHOLDERS)
-        generated = sequence.tokens[len(sequence.request.prompt) :]
-        print_line("prompt", _readable(prompt))
-        print_line("continued", _readable(generated)[:SHOWN_CHARACTERS])
+def print_texts(sequences: Sequence[Generated], count: int = 1) -> None:
+    """Print some prompts, first those without an image, of which the model knows nothing; each with
+    the beginning of its continuation, one line each. Bytes that are no text are dots."""
+    texts = sorted(sequences, key=lambda sequence: sequence.request.image is not None)
+    for sequence in texts[:count]:
+        prompt = sequence.request.prompt.removeprefix(PLACEHOLDERS).removeprefix(SYSTEM.encode())
+        generated = _readable(sequence.tokens[len(sequence.request.prompt) :])
+        line = (
+            f'"{_readable(prompt)}" ->{generated if generated[:1] in " ,.:;" else " " + generated}'
+        )
+        room = WIDTH - LABEL
+        print_line("continued", line if len(line) <= room else line[: room - 4].rstrip() + " ...")
 
 
 def _readable(text: bytes | bytearray) -> str:

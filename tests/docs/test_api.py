@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from memlane import errors, testing, tiers
 from memlane import inspect as looking
 from memlane.groups import TcpGroup
 from tests.docs.manual import ROOT
+from tests.support import PATIENCE
 
 API = sorted((ROOT / "docs/reference/api").glob("*.md"))
 NAMED = [getattr(memlane, name) for name in memlane.__all__ if name != "__version__"]
@@ -86,3 +91,26 @@ def test_docstring_names_errors(name: str) -> None:
     """Every call says what it raises, or that it raises as another one does."""
     text = inspect.getdoc(DOCUMENTED[name]) or ""
     assert re.search(r"\b[Rr]aise|\bIdempotent|\bNever\b", text), f"{name}: which errors?"
+
+
+# The classes that programs make; all others come from a call of one of these.
+MADE = ("MessageQueue", "Gather", "ShmRingBuffer", "WorkerGroup", "SingleWriterShmObjectStorage")
+MADE += ("SingleWriterShmRingBuffer", "MsgpackSerde", "SharedOffloadRegion", "TcpGroup")
+PRELUDE = """
+import secrets
+from dataclasses import dataclass
+
+from memlane import *
+from memlane.groups import TcpGroup
+
+"""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_example_of_a_class_runs(name: str, tmp_path: Path) -> None:
+    """A class that programs make shows how, in lines that run after its imports."""
+    text = inspect.getdoc(DOCUMENTED[name]) or ""
+    (example,) = re.findall(r"^Example::\n\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    program = tmp_path / "example.py"
+    program.write_text(PRELUDE + dedent(example))
+    subprocess.run([sys.executable, program], check=True, timeout=PATIENCE)

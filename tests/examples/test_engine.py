@@ -14,7 +14,7 @@ import pytest
 
 from engine.batching import Batcher, Counts, Decision, Request, Run, Sequence
 from engine.kv_cache import Array
-from engine.model import Batch, ModelConfig, Shard, combine, elect
+from engine.model import WEIGHTS, Batch, ModelConfig, Shard, combine, elect
 from engine.reference import run_reference
 from memlane import MessageQueue
 from tests.examples.demo import (
@@ -27,6 +27,7 @@ from tests.examples.demo import (
     write_prompts,
 )
 from tests.support import PATIENCE
+from tests.support.missing import package
 
 CONFIG = ModelConfig()
 BLOCKS = 64
@@ -392,3 +393,18 @@ def test_answer_of_known_length_does_not_end_at_a_newline() -> None:
     while (step := batches.decide(0.0)) is not None:
         batches.accept(step, [ord("\n")])
     assert generated(batches.sequences[0]) == b"\n\n\n"
+
+
+def test_training_repeats_and_writes_what_the_model_reads(tmp_path: Path) -> None:
+    """Two runs of the same few steps write the same bytes, of the shapes of the shipped weights."""
+    package("torch")
+    from engine.train import train
+
+    paths = [tmp_path / "one.npz", tmp_path / "other.npz"]
+    for path in paths:
+        train(3, path)
+    with np.load(paths[0]) as one, np.load(paths[1]) as other, np.load(WEIGHTS) as shipped:
+        assert set(one) == set(other) == set(shipped)
+        for name in one:
+            assert one[name].shape == shipped[name].shape
+            np.testing.assert_array_equal(one[name], other[name])

@@ -46,7 +46,7 @@ int refuse(int code) { return sticky = code; }
 
 Address at(const void* p) { return reinterpret_cast<Address>(p); }
 
-// How many bytes of it lie in the ranges.
+// The number of bytes of it lie in the ranges.
 std::size_t common(const Ranges& ranges, const void* memory, std::size_t bytes) {
     std::size_t sum = 0;
     for (const auto& [begin, end] : ranges) {
@@ -67,7 +67,7 @@ bool is_mapped(const void* memory, std::size_t bytes) {
 
 bool fails() { return ++calls == fails_at; }
 
-// Whether it reaches from one registration into another, which drivers refuse.
+// True if it reaches from one registration into another, which drivers refuse.
 bool reaches_on(const void* memory, std::size_t bytes) {
     const std::size_t all = common(registered, memory, bytes);
     return all != 0 && std::none_of(registered.begin(), registered.end(), [&](const auto& range) {

@@ -516,6 +516,14 @@ class Gather(AnyQueue[M]):
         ShmExhausted: /dev/shm has no space for it.
 
     As of a queue, one thread at a time may use it in a process; `close()` may be called from any.
+
+    Example::
+
+        with Gather(n_writer=2) as answers:
+            for rank in range(2):  # in two workers
+                with Gather.create_from_handle(answers.export_handle(rank), rank) as writer:
+                    writer.enqueue((rank, "done"))
+            print(list(answers))  # [(0, 'done'), (1, 'done')]
     """
 
     _reader: _Reader | None

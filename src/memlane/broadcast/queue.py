@@ -200,6 +200,14 @@ class MessageQueue(AnyQueue[M]):
     One thread at a time may use a queue in a process; `close()` may be called from any thread. Only
     `close()`, or leaving a `with` block without an exception, tells the peers: a queue that is
     garbage-collected without it is reported as dead. For SIGTERM, see `help(memlane)`.
+
+    Example::
+
+        with MessageQueue(n_reader=1) as queue:
+            reader = MessageQueue.create_from_handle(queue.export_handle(), rank=0)  # elsewhere
+            queue.enqueue({"step": 1})
+            print(reader.dequeue())  # {'step': 1}
+            reader.close()
     """
 
     _reader: ReaderEnd | None

@@ -110,6 +110,13 @@ class ShmRingBuffer(Owned):
     data, sets every reader's flag to 0, then `written` to 1; a reader that sees `written` = 1 and
     its own flag 0 reads the data, then sets its flag to 1. Stores made by Python are not ordered
     on every processor; between processes use `MessageQueue`, whose native ends order theirs.
+
+    Example::
+
+        ring = ShmRingBuffer(n_reader=1, max_chunk_bytes=64, max_chunks=2)
+        with ring.get_data(0) as data, ring.get_metadata(0) as flags:
+            data[:2], flags[0] = b"hi", 1  # written; the reader's flag is flags[1]
+        ring.close()
     """
 
     def __init__(

@@ -159,6 +159,13 @@ class TcpGroup(BoardGroup):
     never pickled. Rank 0 keeps the others' data in its own thread; when it closes, it waits some
     seconds for ranks in the middle of a call. The others keep a connection to it from their first
     call on, by whose end a death is noticed.
+
+    Example::
+
+        secret = secrets.token_hex()  # the same on all ranks
+        with TcpGroup("127.0.0.1", 0, rank=0, world_size=1, secret=secret) as group:
+            queue = MessageQueue.create_from_process_group(group, 1 << 20, 10)
+            queue.close()
     """
 
     def __init__(

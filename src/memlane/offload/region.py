@@ -85,6 +85,13 @@ class SharedOffloadRegion(Owned):
 
     There is no `numa=`: the memory policy of the creator's process (start it with numactl) or of
     the file system (mount -o mpol=...) places the pages.
+
+    Example::
+
+        size = 1 << 16  # of one block of this worker
+        with SharedOffloadRegion("example", 16 * size, 16, 0, 1, size, participants=1) as region:
+            blocks = region.create_next_array(size)  # one row a block
+            blocks[3] = 7
     """
 
     _instead_of_pickling = "make one in each process, with the same instance_id and sizes"

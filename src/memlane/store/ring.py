@@ -50,6 +50,14 @@ class SingleWriterShmRingBuffer(Owned):
     An allocation is 4 bytes of id, 4 bytes of size (including these 8), and data. Only the writer
     knows where allocations are; it gives others an address and an id. A ring alone may free an
     allocation while it is being read; a storage does not.
+
+    Example::
+
+        ring = SingleWriterShmRingBuffer(1 << 16, create=True)
+        address, number = ring.allocate_buf(2)
+        with ring.access_buf(address) as (memory, _):
+            memory[:2] = b"hi"
+        ring.close()
     """
 
     _instead_of_pickling = "send handle(), and make another ring from its two values"

@@ -65,6 +65,14 @@ class MsgpackSerde(ObjectSerde):
 
     Attributes:
         allow_pickle: False; `PickleMsgpackSerde` sets it.
+
+    Example::
+
+        @dataclass
+        class Request:
+            prompt: str
+
+        MsgpackSerde.register_type(Request)  # in the writer, and in every reader
     """
 
     allow_pickle: ClassVar[bool] = False

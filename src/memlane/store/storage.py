@@ -94,6 +94,15 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
     referenced, and that nobody is reading. Make the writer's calls, such as `put` and `get_cached`,
     from one thread at a time; `get` and `view` may run in several. A storage that is
     garbage-collected without `close()` is reported as dead by its peers.
+
+    Example::
+
+        ring = SingleWriterShmRingBuffer(16 << 20, create=True)
+        with SingleWriterShmObjectStorage(8 << 20, n_readers=1, ring_buffer=ring) as store:
+            reader = SingleWriterShmObjectStorage.create_from_handle(store.handle())  # elsewhere
+            address, number = store.put("key", [1, 2])
+            print(reader.get(address, number))  # [1, 2]
+            reader.close()
     """
 
     flag_bytes = 4

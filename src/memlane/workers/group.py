@@ -224,6 +224,13 @@ class WorkerGroup(Workers[W], Owned):
 
     Threads may share a group. Leaving its `with` block closes it. Each worker's process leads a
     process group: what a worker has started ends with it, and Ctrl-C reaches your process alone.
+
+    Example::
+
+        if __name__ == "__main__":  # workers import this program
+            with WorkerGroup(complex, 2) as group:  # each has complex(rank, 2)
+                print(group.call("conjugate"))  # [-2j, (1-2j)]
+                print(group[1].call("__abs__"))  # of one of them: [2.23606797749979]
     """
 
     _instead_of_pickling = "its calls are made in the process that has created it"
