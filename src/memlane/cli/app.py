@@ -29,7 +29,9 @@ app = typer.Typer(
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-OfAll = Annotated[bool, typer.Option("--all", help="Of all users, one after the other; for root.")]
+OfAll = Annotated[
+    bool, typer.Option("--all", help="Of all users, and of all containers; for root.")
+]
 
 
 def fail(text: str, code: int = 2) -> typer.Exit:

@@ -1,4 +1,5 @@
-"""Root's view of other users: a command runs as each of them, in a process of its own.
+"""Root's view of other users, here and in containers: a command runs as each of them, in a process
+of its own.
 
 Who looks as a user can open, trace and remove only what that user can, whatever the user has put
 into /dev/shm and /proc. Nothing of root's is in that process: no terminal, no open file, no right,
@@ -16,44 +17,55 @@ import pwd
 import resource
 import select
 import signal
-import stat
+import struct
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
 
-from memlane._base import processes
 from memlane.cli import writing
+from memlane.cli.containers import Container, containers, entered, owners
 from memlane.errors import InvalidArgument
-from memlane.inspect.segment import FOLDER, doubt_slots
+from memlane.inspect.segment import FOLDER, doubt_slots, look_into
+from memlane.inspect.stacks import take_no_stacks
 
-_MOST_USERS = 32  # beside root; more are not looked at
+_MOST_USERS = 32  # beside root, and as many in containers; more are not looked at
 _MOST_BYTES = 16 << 20  # of one answer
 _SECONDS = 15.0
 _CPU_SECONDS = 30
 _MEMORY = 8 << 30  # of addresses
 _REAPED_WITHIN = 0.2  # seconds for those that were killed; init reaps the others
 _NO_GROUP = 65534
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
+_NO_RIGHTS_OF_THIS = struct.pack("=Ii", 0x20080522, 0)  # the third version; this thread
 
 
 @dataclass(frozen=True)
 class User:
-    """A user, and the group as which its processes run."""
+    """A user, the group as which its processes run, and the container whose /dev/shm is meant."""
 
     uid: int
     gid: int
+    container: Container | None = None
 
     @property
     def name(self) -> str:
-        """As the machine knows it, or its number."""
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return str(self.uid)
+        """As the machine knows it, or its number; a container has users of its own."""
+        with suppress(KeyError):
+            if self.container is None:
+                return pwd.getpwuid(self.uid).pw_name
+        return str(self.uid)
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        if self.container is None:
+            return f"user {self.name} ({self.uid})"
+        return f"user {self.uid} of {self.container.name}"
 
 
 @dataclass(frozen=True)
@@ -80,13 +92,18 @@ def others() -> tuple[list[User], int]:
         for entry in entries:
             with suppress(OSError):  # removed meanwhile
                 found.add(entry.stat(follow_symlinks=False).st_uid)
-    for _, holder in processes.holders_in(FOLDER):
-        with suppress(OSError):  # closed meanwhile
-            facts = os.stat(holder.path)
-            if facts.st_dev == device and stat.S_ISREG(facts.st_mode):
-                found.add(facts.st_uid)
-    users = [user_of(uid) for uid in sorted(found - {0})]
+    users = [user_of(uid) for uid in sorted((found | owners(device)) - {0})]
     return users[:_MOST_USERS], len(users[_MOST_USERS:])
+
+
+def in_containers() -> tuple[list[User], int, int]:
+    """The users that have a file in the /dev/shm of a container, root included, and how many more
+    there are: first one of each container, then the next ones. And the number of processes that
+    root has no right to look at."""
+    seen, unseen = containers()
+    found = [[User(uid, _NO_GROUP, container) for uid in uids] for container, uids in seen]
+    users = [each for each in chain.from_iterable(zip_longest(*found)) if each is not None]
+    return users[:_MOST_USERS], len(users[_MOST_USERS:]), unseen
 
 
 def user_of(uid: int) -> User:
@@ -143,29 +160,37 @@ def print_all(command: Callable[[], int], as_json: bool, more_seconds: float) ->
         more_seconds: which the command takes beside looking.
     """
     users, left = others()
+    inside, left_inside, unseen = in_containers()
+    users, left = users + inside, left + left_inside
     own = _answer(command)  # root's, and what it imports others may not be able to read
     sysconfig.get_paths()
     answers = [(User(0, 0), own), *answers_as(users, command, _SECONDS + more_seconds)]
     shown = [(user, answer) for user, answer in answers if answer.code != 2]
     if as_json:
         listed = [_as_json(user, answer) for user, answer in shown]
-        writing.print_json({"users": listed, "users_left_out": left})
+        left_out = {"users_left_out": left, "processes_left_out": unseen}
+        writing.print_json({"users": listed, **left_out})
     else:
         console = writing.console()
         for user, answer in shown:
             lines = answer.text.splitlines()
             more = [f"not looked at: {answer.problem}"] if answer.problem else []
-            writing.print_lines(console, [f"user {user.name} ({user.uid}):", *lines, *more])
+            writing.print_lines(console, [f"{user.title}:", *lines, *more])
         if left:
             writing.print_lines(console, [f"and {left} users more, who are not looked at"])
+        if unseen:
+            words = "processes more, which root without CAP_SYS_PTRACE cannot look at"
+            writing.print_lines(console, [f"and {unseen} {words}"])
     if not shown:
         raise InvalidArgument(answers[0][1].problem)
-    codes = {answer.code for _, answer in shown} | ({4} if left else set())
+    codes = {answer.code for _, answer in shown} | ({4} if left or unseen else set())
     return next((code for code in (1, 4, 3) if code in codes), 0)
 
 
 def _as_json(user: User, answer: Answer) -> dict[str, Any]:
-    made: dict[str, Any] = {"user": user.name, "uid": user.uid}
+    made: dict[str, Any] = {"user": user.name, "uid": user.uid, "container": None}
+    if (inside := user.container) is not None:
+        made["container"] = {"pod": inside.pod, "ids": list(inside.ids), "pid": inside.pids[0]}
     try:
         found = json.loads(answer.text) if answer.text else {}
     except ValueError:
@@ -237,13 +262,22 @@ class _Aside:
 def _answer_as(user: User, command: Callable[[], int], width: int | None, pipe: int) -> None:
     """In the process of its own."""
     _leave(pipe)
-    become(user)
-    doubt_slots()
     if width is not None:
         writing.print_to_width(width)
-    made = _answer(command)
+    made = _answer(lambda: _look_as(user, command))
     with open(3, "wb") as file:
         file.write(json.dumps([made.code, made.text, made.problem]).encode())
+
+
+def _look_as(user: User, command: Callable[[], int]) -> int:
+    place = None if user.container is None else entered(user.container, user.uid)
+    become(user)
+    doubt_slots()
+    if place is not None:
+        look_into(place)
+    if user.uid == 0:  # a path in a container may lead to a device that opens for root's number
+        take_no_stacks("of a container's root none is taken")
+    return command()
 
 
 def _answer(command: Callable[[], int]) -> Answer:
@@ -290,7 +324,10 @@ def become(user: User) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     os.setgroups([])
     os.setresgid(user.gid, user.gid, user.gid)
-    os.setresuid(user.uid, user.uid, user.uid)  # all capabilities go with it
+    for right in range(64):  # root's number comes with rights, and a program's file may
+        libc.prctl(_PR_CAPBSET_DROP, right, 0, 0, 0)  # beyond the last one it fails
+    os.setresuid(user.uid, user.uid, user.uid)
+    _checked(libc.capset(_NO_RIGHTS_OF_THIS, bytes(24)))
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _checked(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 

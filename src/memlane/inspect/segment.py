@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -28,6 +28,7 @@ _PREFIX = "memlane-"
 _REGION_PREFIX = "vllm_offload_"
 _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
 _is_doubting = False  # see doubt_slots
+_elsewhere: Elsewhere | None = None  # see look_into
 _SEARCHED_SINCE = 60.0  # seconds after which each look at a file knows who holds it
 
 Kind = Literal["queue", "ring", "store", "region", "tier", "unknown"]
@@ -183,6 +184,21 @@ class Found:
     through: str = ""
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """The /dev/shm of a container, for a process that may not find out who holds what in it.
+
+    Attributes:
+        folder: a path that leads to it.
+        holders: of its files, as `processes.holders_in` finds them.
+        numbers: the pids that those processes have here, by pid namespace and pid there.
+    """
+
+    folder: str
+    holders: list[tuple[str, Holder]]
+    numbers: dict[tuple[int, int], int]
+
+
 class Known:
     """Facts that looks need to find out only once: where a file's header is, and, of one look, how
     its processes fare."""
@@ -248,6 +264,38 @@ def doubt_slots() -> None:
     _is_doubting = True
 
 
+def look_into(place: Elsewhere) -> None:
+    """From now on this process looks into that /dev/shm instead of its own."""
+    global _elsewhere
+    _elsewhere = place
+
+
+def _folder() -> str:
+    return FOLDER if _elsewhere is None else _elsewhere.folder
+
+
+def device() -> int:
+    """That of the /dev/shm that this process looks into."""
+    return os.stat(_folder()).st_dev
+
+
+def held_files(pid: int | None = None) -> Iterable[tuple[str, Holder]]:
+    """Returns what `processes.holders_in` finds in /dev/shm, of all processes or of that one."""
+    if _elsewhere is None:
+        return processes.holders_in(FOLDER, None if pid is None else [pid])
+    return [each for each in _elsewhere.holders if pid in (None, each[1].pid)]
+
+
+def _here(slot: Slot, known: Known) -> Slot:
+    """The same with the pid that the process has here, if it is known to be that one."""
+    if _elsewhere is None:
+        return slot
+    pid = _elsewhere.numbers.get((slot.pid_namespace, slot.pid))
+    if pid is None or known.status(pid)[1] != slot.start_ticks:
+        return slot
+    return slot._replace(pid=pid, pid_namespace=known.pid_namespace)
+
+
 def segments() -> list[Segment]:
     """All of this user's segments, sorted by name.
 
@@ -268,7 +316,7 @@ def segments() -> list[Segment]:
 def free_space() -> dict[str, int]:
     """Bytes of /dev/shm: `total`, `used` and `free`. Raises SystemFault if there is none."""
     try:
-        facts = os.statvfs(FOLDER)
+        facts = os.statvfs(_folder())
     except OSError as error:
         raise system_fault(error.errno or 0, f"cannot look at {FOLDER}") from None
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
@@ -299,11 +347,11 @@ def files(pid: int | None = None) -> list[Found]:
     if not os.path.exists("/proc/self/fd"):
         raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
     found = named_files()
-    device = os.stat(FOLDER).st_dev
-    for path, holder in processes.holders_in(FOLDER, None if pid is None else [pid]):
+    own = device()
+    for path, holder in held_files(pid):
         with suppress(OSError):  # closed meanwhile
             file = _stat_of(holder)
-            if not _is_ours(file) or file.st_dev != device:  # else of another container
+            if not _is_ours(file) or file.st_dev != own:  # else of another container
                 continue
             name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
             entry = found.setdefault(file.st_ino, Found(holder.path, set(), False, set(), set()))
@@ -328,7 +376,7 @@ def _named() -> Iterator[tuple[str, int]]:
     """(name, inode) of the files in /dev/shm that are this user's; of a region in a folder, of the
     one in it, or of the folder, if it has none yet, or no more."""
     try:
-        with os.scandir(FOLDER) as entries:
+        with os.scandir(_folder()) as entries:
             names = [entry.name for entry in entries]
     except PermissionError:
         return
@@ -336,7 +384,7 @@ def _named() -> Iterator[tuple[str, int]]:
         raise system_fault(error.errno or 0, f"cannot list {FOLDER}") from None
     for name in names:
         with suppress(OSError):  # removed meanwhile
-            facts = os.lstat(f"{FOLDER}/{name}")
+            facts = os.lstat(f"{_folder()}/{name}")
             if _is_ours(facts):
                 yield name, facts.st_ino
             elif stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
@@ -362,7 +410,7 @@ def _placed(name: str) -> int:
     """A descriptor of what has that name in /dev/shm, at most one folder deep, that opens nothing:
     no link is followed. Raises OSError."""
     folder, _, last = name.rpartition("/")
-    above = os.open(f"{FOLDER}/", _PLACE | os.O_DIRECTORY)
+    above = os.open(f"{_folder()}/", _PLACE | os.O_DIRECTORY)
     try:
         if folder:
             within = os.open(folder, _PLACE | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
@@ -385,7 +433,7 @@ def open_to_read(path: str) -> int:
     try:
         facts = os.fstat(place)
         is_plain = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
-        if not is_plain or facts.st_dev != os.stat(FOLDER).st_dev:
+        if not is_plain or facts.st_dev != device():
             raise OSError(errno.ENOENT, f"no file of {FOLDER}", path)
         return os.open(f"/proc/self/fd/{place}", _READ)
     finally:
@@ -456,7 +504,7 @@ def _what(
 ) -> dict[str, Any] | None:
     """The kind of a segment, and what else its bytes and locks say, as arguments of `Segment`."""
     if region is not None:
-        holders = tuple(_holder(pid, known) for pid in region.holders)
+        holders = tuple(_holder(pid, found, known) for pid in region.holders)
         numbers = asdict(region)
         del numbers["holders"]
         return {"kind": "region", "geometry": numbers, "participants": holders}
@@ -468,7 +516,7 @@ def _what(
     if header is None:
         return {"kind": "unknown", "problem": "no header: it is being created, or damaged"}
     store = layout.store_of(file, header) if header.kind == "store" else None
-    slots = layout.slots_of(file, header)
+    slots = [_here(slot, known) for slot in layout.slots_of(file, header)]
     if header.kind == "peers":
         return _of_peers(file, header, slots, known)
     unread: tuple[int, ...] = ()
@@ -686,7 +734,15 @@ def _started(slot: Slot) -> float | None:
     return processes.boot_time() + slot.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _holder(pid: int, known: Known) -> Participant:
+def _holder(pid: int, found: Found, known: Known) -> Participant:
+    """A lock has its pid, but not the namespace; who holds the file is known, if that was looked
+    for."""
+    seen_holding = found.pids | found.keepers
+    if _elsewhere is not None:
+        here = [each for (_, there), each in _elsewhere.numbers.items() if there == pid]
+        pid = here[0] if len(here) == 1 and here[0] in seen_holding else pid
+    if seen_holding and pid not in seen_holding:
+        return Participant("holder", None, pid, None, "unknown")
     state, ticks = known.status(pid)
     started = None
     if ticks is not None:

@@ -18,7 +18,7 @@ from itertools import chain
 from memlane._base import processes
 from memlane.inspect.decisions import Process, process_of
 from memlane.inspect.foreign.rings import Quiet
-from memlane.inspect.segment import FOLDER, Segment
+from memlane.inspect.segment import FOLDER, Segment, device
 from memlane.inspect.stacks import NoStack, Stack, Thread
 
 Stacks = Mapping[int, Stack | NoStack]
@@ -241,7 +241,7 @@ class Processes:
 def _is_of_this_user(pid: int) -> bool:
     with suppress(OSError):
         is_own = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-        return is_own and os.stat(f"/proc/{pid}/root{FOLDER}").st_dev == os.stat(FOLDER).st_dev
+        return is_own and os.stat(f"/proc/{pid}/root{FOLDER}").st_dev == device()
     return False
 
 

@@ -26,7 +26,7 @@ from memlane._base.processes import State
 from memlane.errors import InvalidArgument
 from memlane.inspect.decisions import ALL_INSIDE, UNDECIDED
 from memlane.inspect.foreign.files import KINDS
-from memlane.inspect.segment import FOLDER, open_to_read
+from memlane.inspect.segment import FOLDER, held_files, open_to_read
 from memlane.inspect.stacks import Frame, NoStack, Stack
 
 _PREFIXES = tuple(kind.prefix for kind in KINDS if kind.is_ring)
@@ -245,7 +245,7 @@ def _rings(geometry: Geometry | None) -> list[Ring]:
     """The rings of this user, with their flags of now. Other users' files may have the same names:
     in a mount of their own."""
     found: dict[tuple[int, int], tuple[str, list[processes.Holder]]] = {}
-    for path, holder in processes.holders_in(FOLDER):
+    for path, holder in held_files():
         name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
         if name.startswith(_PREFIXES) and holder.is_mapped:
             with suppress(OSError):  # closed meanwhile
