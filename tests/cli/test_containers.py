@@ -20,6 +20,7 @@ from memlane.cli import containers, users
 from memlane.cli.containers import Container
 from memlane.inspect import segment, stacks
 from tests.support import PATIENCE, Link, Peer, run_memlane, start, until
+from tests.support.exporters import exporter
 from tests.support.processes import children_of
 from tests.support.queues import name_in
 from tests.support.regions import region_of
@@ -135,6 +136,24 @@ def test_root_lists_the_segments_of_a_container(blocked: tuple[Peer, int, int]) 
     )
     assert f"\nwriter   {pid} " in run_memlane("show", "--all", "inside").stdout
     assert "inside" not in run_memlane("ls").stdout
+
+
+def test_metrics_say_whose_they_are(blocked: tuple[Peer, int, int]) -> None:
+    peer, pid, uid = blocked
+    until_stuck(peer)
+    lines = run_memlane("export", "--all", "--once").stdout.splitlines()
+    names = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
+    assert len(names) == len(set(names)), "Prometheus refuses a scrape with two equal ones"
+    end = f'memlane_stuck_seconds{{queue="inside",role="writer",rank="",pid="{pid}"'
+    (stuck,) = [line for line in lines if line.startswith(end)]
+    assert f'uid="{uid}",pod="",container="pid {peer.pid}"' in stuck
+    assert 'memlane_look_errors_total{uid="0",pod="",container=""} 0.0' in lines
+
+
+def test_an_exporter_for_all_serves_metrics_and_nothing_else() -> None:
+    with exporter("--all") as server:
+        assert "memlane_shm_bytes{" in server.metrics()
+        assert server.get("/json") == (404, "served: /metrics\n")
 
 
 def forge(link: Link, innocent: tuple[int, int, int]) -> None:

@@ -232,9 +232,13 @@ def who_is_stuck(
 def _of_all(look: Callable[[], int], as_json: bool, more_seconds: float = 0.0) -> int:
     from memlane.cli import users
 
+    _check_is_root()
+    return users.print_all(look, as_json, more_seconds)
+
+
+def _check_is_root() -> None:
     if os.geteuid() != 0:
         raise fail("--all is for root: another user's segments cannot be read")
-    return users.print_all(look, as_json, more_seconds)
 
 
 def _check_pid(pid: int) -> None:
@@ -304,16 +308,32 @@ def serve_metrics(
         list[str] | None,
         typer.Option(metavar="NAME", help="Also answer under this name; may be given repeatedly."),
     ] = None,
+    everyone: OfAll = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --all: print the metrics, and serve nothing.")
+    ] = False,
 ) -> None:
     """Serve metrics for Prometheus, JSON, and a live page for browsers."""
     from memlane.cli import export
 
+    if once and not everyone:
+        raise fail("--once needs --all")
+    if everyone:
+        _check_is_root()
+        if pid is not None:
+            raise fail("--all has the metrics of all processes")
+    if once:
+        from memlane.cli import metrics_of_all
+
+        with _in_a_line():
+            print(metrics_of_all.once(), end="")
+        return
     for process in (pid, ends_with):
         if process is not None:
             _check_pid(process)
     _end_on_sigterm()
     with _in_a_line(f"cannot listen on {host} port {port}"), suppress(KeyboardInterrupt):
-        export.run(host, port, pid, ends_with, allow_host or [])
+        export.run(host, port, pid, ends_with, allow_host or [], everyone)
 
 
 @app.command("trace")

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
 from memlane._base import processes
@@ -26,6 +26,8 @@ from memlane._base.processes import Holder
 from memlane.inspect.segment import FOLDER, Elsewhere
 
 _CAP_SYS_PTRACE = 1 << 19
+_MOST_ASKED = 8  # processes of a mount namespace: one may have ended, or have another root
+_MOST_MOUNTS = 20_000  # of a mount namespace, that are read
 _MOST_FILES = 512  # that a user's processes hold in a container
 _PLACE = os.O_PATH | os.O_CLOEXEC
 _FOLDER_PLACE = _PLACE | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -91,8 +93,8 @@ def containers() -> tuple[list[tuple[Container, list[int]]], int]:
     own, by_device = os.stat(FOLDER).st_dev, dict[int, list[int]]()
     by_namespace, unseen = _by_mount_namespace()
     for members in by_namespace:
-        device = _device_of(members[0])
-        if device is not None and device != own:
+        device = next(filter(None, map(_device_of, members[:_MOST_ASKED])), own)
+        if device != own:
             by_device.setdefault(device, []).extend(members)
     by_owner: dict[int, list[tuple[Container, list[int]]]] = {}
     for device, found in by_device.items():
@@ -131,7 +133,7 @@ def _device_of(pid: int) -> int | None:
     """That of the tmpfs which a process has at /dev/shm."""
     found = None
     with suppress(OSError), open(f"/proc/{pid}/mountinfo", "rb") as lines:
-        for line in lines:
+        for line in islice(lines, _MOST_MOUNTS):
             fields = line.split()
             kind = fields[fields.index(b"-") + 1]
             if fields[4] == FOLDER.encode():  # the last one lies over the others

@@ -21,6 +21,7 @@ from typing import Any
 
 from memlane._base.blame import blocked, listed
 from memlane._base.descriptors import is_readable_within, new_event
+from memlane.cli import metrics_of_all
 from memlane.cli.ls import as_json
 from memlane.cli.writing import json_text, title
 from memlane.errors import MemlaneError, system_fault
@@ -195,12 +196,15 @@ def page() -> str:
     return (files("memlane.cli") / "page.html").read_text("utf-8")
 
 
+AnySource = Source | metrics_of_all.Source
+
+
 class Server(ThreadingHTTPServer):
     """Serves until `shutdown`."""
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, source: Source, names: Iterable[str] = ()) -> None:
+    def __init__(self, host: str, port: int, source: AnySource, names: Iterable[str] = ()) -> None:
         """Raises OSError if the port is taken, or the address not of this host.
 
         Args:
@@ -324,13 +328,14 @@ class Answer(BaseHTTPRequestHandler):
             return
         source = self.server.source
         made: dict[str, tuple[str, Callable[[], str]]] = {
-            "/metrics": (exposition.CONTENT_TYPE, source.metrics),
-            "/json": ("application/json", lambda: json_text(source.as_json())),
-            "/": ("text/html; charset=utf-8", page),
+            "/metrics": (exposition.CONTENT_TYPE, source.metrics)
         }
+        if isinstance(source, Source):
+            made["/json"] = ("application/json", lambda: json_text(source.as_json()))
+            made["/"] = ("text/html; charset=utf-8", page)
         kind, make = made.get(self.path.partition("?")[0], ("", str))
         if not kind:
-            self._answer(404, "text/plain", "there are /, /json and /metrics\n")
+            self._answer(404, "text/plain", f"served: {', '.join(made)}\n")
             return
         try:
             text = make()
@@ -380,18 +385,26 @@ def _end_with(server: Server, process: int) -> None:
     server.shutdown()
 
 
-def run(host: str, port: int, pid: int | None, ends_with: int | None, names: Sequence[str]) -> None:
-    """Serves, also under these names, until it is interrupted, or that process has ended. Raises
-    OSError as `Server`, and SystemFault."""
+def run(
+    host: str,
+    port: int,
+    pid: int | None,
+    ends_with: int | None,
+    names: Sequence[str],
+    everyone: bool,
+) -> None:
+    """Serves, also under these names, until it is interrupted, or that process has ended; what all
+    users have, as metrics alone. Raises OSError as `Server`, and SystemFault."""
     process = None if ends_with is None else _pidfd_of(ends_with)
-    source = Source(pid)
+    source = metrics_of_all.Source() if everyone else Source(pid)
     try:
         with Server(host, port, source, names) as server:
             if process is not None:
                 threading.Thread(target=_end_with, args=(server, process), daemon=True).start()
             where, bound = server.server_address[:2]
             shown = f"[{where!s}]" if ":" in str(where) else str(where)
-            print(f"memlane: http://{shown}:{bound}/ (also /metrics and /json)", flush=True)
+            served = "metrics" if everyone else " (also /metrics and /json)"
+            print(f"memlane: http://{shown}:{bound}/{served}", flush=True)
             server.serve_forever()
     finally:
         source.close()

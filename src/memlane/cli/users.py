@@ -152,19 +152,27 @@ def _end(asides: list[_Aside]) -> None:
         aside.reap(until)
 
 
-def print_all(command: Callable[[], int], as_json: bool, more_seconds: float) -> int:
-    """Prints what the command finds as root, then as each other user; returns the exit code: that
-    of somebody who is stuck comes first, then that of a look that failed.
+def answers_of_all(
+    command: Callable[[], int], more_seconds: float
+) -> tuple[list[tuple[User, Answer]], int, int]:
+    """What the command finds as root, then as each other user; how many users are left out, and how
+    many processes.
 
     Args:
         more_seconds: which the command takes beside looking.
     """
     users, left = others()
     inside, left_inside, unseen = in_containers()
-    users, left = users + inside, left + left_inside
     own = _answer(command)  # root's, and what it imports others may not be able to read
     sysconfig.get_paths()
-    answers = [(User(0, 0), own), *answers_as(users, command, _SECONDS + more_seconds)]
+    answers = answers_as(users + inside, command, _SECONDS + more_seconds)
+    return [(User(0, 0), own), *answers], left + left_inside, unseen
+
+
+def print_all(command: Callable[[], int], as_json: bool, more_seconds: float) -> int:
+    """Prints the `answers_of_all`; returns the exit code: that
+    of somebody who is stuck comes first, then that of a look that failed."""
+    answers, left, unseen = answers_of_all(command, more_seconds)
     shown = [(user, answer) for user, answer in answers if answer.code != 2]
     if as_json:
         listed = [_as_json(user, answer) for user, answer in shown]
