@@ -186,6 +186,20 @@ def test_a_full_ring_without_progress_is_reported(activity: str, since: float | 
     assert all(wait.is_in_turn for wait in waits[1:])
 
 
+@pytest.mark.parametrize(("for_how_long", "is_blocked"), [(19.5, False), (0.4, True)])
+def test_a_writer_that_waits_in_another_queue_is_not_blocked_in_a_full_one(
+    for_how_long: float, is_blocked: bool
+) -> None:
+    """A worker whose answers nobody has taken, and that has come to the next request: as long as
+    since the ring has moved. One that asks both in turn, with timeouts, has been there since."""
+    answers = queue("a", who(FIRST, sent=10, ago=20), who(ENGINE, rank=0, behind=10, ago=30))
+    answers = replace(answers, unread=(0,))
+    worker = who(FIRST, "waiting", rank=0, since=for_how_long)
+    requests = queue("r", who(ENGINE, sent=1, ago=20), worker)
+    waits = [each for each in found(answers, requests) if each.reason == "no free chunk"]
+    assert [each.waiter.pid for each in waits] == [FIRST] * is_blocked
+
+
 def test_a_reader_of_a_blocked_writer_waits_for_it() -> None:
     """The writer's own line names the cause."""
     writer = who(ENGINE, "waiting", ago=10, sent=2)

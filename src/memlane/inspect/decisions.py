@@ -139,7 +139,7 @@ def waits_in(
     found = [
         each
         for queue in queues
-        for each in (*_writers(queue, now), *_readers(queue, crowd, now))
+        for each in (*_writers(queue, crowd, now), *_readers(queue, crowd, now))
         if each.seconds >= after
     ]
     found = list({_same(each): each for each in reversed(found)}.values())
@@ -162,8 +162,8 @@ def _waited(who: Participant, now: float) -> float:
     return 0.0 if who.activity_since is None else now - who.activity_since
 
 
-def _writers(queue: Segment, now: float) -> list[_Found]:
-    """Decides what the writer waits for, and returns when all started."""
+def _writers(queue: Segment, crowd: _Crowd, now: float) -> list[_Found]:
+    """Finds what the writer waits for, and the starts of all."""
     writer, *readers = queue.participants
     found = []
     absent = [who for who in queue.participants if who.state == "absent"]
@@ -178,7 +178,10 @@ def _writers(queue: Segment, now: float) -> list[_Found]:
     if blocking:
         # Callers with timeouts begin anew: what counts is since when nothing has moved.
         moved = [who.last_progress for who in (writer, *blocking) if who.last_progress is not None]
-        waits = max(waits, now - max(moved, default=now))
+        stands = now - max(moved, default=now)
+        if writer.activity != "waiting" and crowd.waits_beside(queue, now) > stands / 2:
+            return found  # it has not come back to this queue: it waits for something else
+        waits = max(waits, stands)
         if remote := [who for who in blocking if who.is_remote]:  # these come before the ring
             found.append(_Found(queue, writer, waits, REMOTE_WINDOW, remote))
         else:
@@ -223,6 +226,7 @@ class _Crowd:
         self._by_id = {queue.id: queue for queue in queues if queue.id}
         self._written: dict[Process, list[Segment]] = {}
         self._waits_for: dict[Process, set[Process]] = {}
+        self._waits_in: dict[Process, list[tuple[Segment, Participant]]] = {}
         for queue in queues:
             writer, *readers = queue.participants
             if (process := process_of(writer)) is not None:
@@ -231,9 +235,16 @@ class _Crowd:
                 process = process_of(who)
                 if process is None or who.activity != "waiting" or who.behind:
                     continue
+                self._waits_in.setdefault(process, []).append((queue, who))
                 others = [writer] if who is not writer else [readers[n] for n in queue.unread]
                 found = filter(None, map(process_of, others))
                 self._waits_for.setdefault(process, set()).update(found)
+
+    def waits_beside(self, queue: Segment, now: float) -> float:
+        """How long the queue's writer has waited in others."""
+        process = process_of(queue.participants[0])
+        others = self._waits_in.get(process, ()) if process is not None else ()
+        return max((_waited(who, now) for other, who in others if other is not queue), default=0.0)
 
     def request(
         self, answers: Segment, reader: Participant
