@@ -41,14 +41,15 @@ struct Departure {
 
 class RegionFile {
 public:
-    RegionFile(std::string directory, const std::string& name, const RegionGeometry& geometry)
-        : directory_(std::move(directory)), path_(directory_ + "/" + name), geometry_(geometry) {}
+    RegionFile(std::string directory, const std::string& name, const RegionGeometry& geometry, std::string label = {})
+        : directory_(std::move(directory)), path_(directory_ + "/" + name), geometry_(geometry), label_(std::move(label)) {}
     RegionFile(const RegionFile&) = delete;
     RegionFile& operator=(const RegionFile&) = delete;
     ~RegionFile() { leave(0); }
 
     const std::string& path() const noexcept { return path_; }
     const RegionGeometry& geometry() const noexcept { return geometry_; }
+    const std::string& label() const noexcept { return label_; }
     const os::FileDescriptor& file() const noexcept { return file_; }
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
     bool is_open() const noexcept { return file_.is_open(); }
@@ -171,6 +172,7 @@ private:
         if (*seen != geometry_) throw_mismatch(*seen);
         if ((os::facts_of(found_.file()).mode & 07777) != 0600)
             throw core::SegmentRefused(path_ + " does not have mode 0600, which regions must have");
+        if (std::string label = label_of_others(); !label.empty()) label_ = std::move(label);
         take_place();
         file_ = found_.share();
         os::try_lock(file_, os::LockKind::shared, ours_lock());
@@ -237,6 +239,8 @@ private:
         const auto numbers = geometry_.numbers();
         for (std::size_t i = 0; i < numbers.size(); ++i)
             lock_.take(os::LockKind::shared, number_lock(i, numbers[i]));
+        for (std::size_t i = 0; i < kLabelWords; ++i)
+            if (const std::uint64_t word = label_word(label_, i)) lock_.take(os::LockKind::shared, label_lock(i, word));
         has_place_ = true;
     }
 
@@ -253,6 +257,16 @@ private:
             seen[i] = static_cast<std::uint64_t>(lock->count);
         }
         return RegionGeometry{seen[0], seen[1], seen[2], seen[3]};
+    }
+
+    std::string label_of_others() const {
+        std::string label;
+        for (std::size_t i = 0; i < kLabelWords; ++i) {
+            const auto lock = lock_.held_by_other(label_lock(i, kLabelSpan - 1));
+            if (!lock) break;
+            label += letters_of(static_cast<std::uint64_t>(lock->count));
+        }
+        return label;
     }
 
     // Closing a watch takes milliseconds, so there is one only if there is something to wait for.
@@ -317,6 +331,7 @@ private:
     std::string directory_;
     std::string path_;
     RegionGeometry geometry_;
+    std::string label_;  // that of the region, once it is joined
     std::uint64_t generation_ = os::fork_generation().load();
     os::OwnFile found_;           // until it is joined
     os::FileDescriptor file_;     // mapped; has the kOurs lock only

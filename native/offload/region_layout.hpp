@@ -14,6 +14,8 @@
 //   member i, pid bytes        exclusive   held while that holder uses the region; i is the first free number
 //   kMapped + i                exclusive   held by member i once it has mapped the region
 //   kOurs                      shared      held by the mapped description, which survives in views and forked children
+//   label word w, as many bytes   shared   what people call the region, seven letters a word: held by every holder that
+//                                          found it, or gave it where there was none
 //   number f, as many bytes    shared      the four numbers of the geometry: held by every holder
 #pragma once
 
@@ -21,6 +23,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/layout.hpp"
 #include "os/file_lock.hpp"
@@ -37,6 +40,10 @@ inline constexpr std::int64_t kBuilder = core::kLockBase + 2 * (std::int64_t{1} 
 inline constexpr std::int64_t kMapped = core::kLockBase + 3 * (std::int64_t{1} << 32);
 inline constexpr std::int64_t kOurs = core::kLockBase + 4 * (std::int64_t{1} << 32);
 inline constexpr std::int64_t kMembers = core::kLockBase + (std::int64_t{1} << 40);
+inline constexpr std::int64_t kLabel = core::kLockBase + (std::int64_t{1} << 60);
+inline constexpr std::int64_t kLabelSpan = std::int64_t{1} << 50;
+inline constexpr std::size_t kLettersOfWord = 7;  // of 7 bits
+inline constexpr std::size_t kLabelWords = 6;  // for 40 letters
 inline constexpr std::int64_t kNumbers = core::kLockBase + (std::int64_t{1} << 61);
 inline constexpr std::int64_t kNumberSpan = std::int64_t{1} << 59;
 
@@ -75,9 +82,26 @@ constexpr os::LockRange mapped_lock(std::int64_t member) noexcept { return {kMap
 constexpr os::LockRange number_lock(std::size_t field, std::uint64_t value) noexcept {
     return {kNumbers + static_cast<std::int64_t>(field) * kNumberSpan, static_cast<std::int64_t>(value)};
 }
+// A word is 0 behind the last letter: it has no lock.
+constexpr os::LockRange label_lock(std::size_t word, std::uint64_t letters) noexcept {
+    return {kLabel + static_cast<std::int64_t>(word) * kLabelSpan, static_cast<std::int64_t>(letters)};
+}
+constexpr std::uint64_t label_word(std::string_view label, std::size_t word) noexcept {
+    std::uint64_t letters = 0;
+    const std::size_t start = word * kLettersOfWord;
+    for (std::size_t i = start; i < std::min(label.size(), start + kLettersOfWord); ++i)
+        letters |= std::uint64_t(label[i] & 0x7f) << (7 * (i - start));
+    return letters;
+}
+inline std::string letters_of(std::uint64_t word) {
+    std::string letters;
+    for (; word != 0; word >>= 7) letters += static_cast<char>(word & 0x7f);
+    return letters;
+}
 
 static_assert(kBuilder + kPidSpan < kMapped && kMapped + kMostMembers < kOurs && kOurs < kMembers);
-static_assert(kMembers + kMostMembers * kPidSpan <= kNumbers);
+static_assert(kMembers + kMostMembers * kPidSpan <= kLabel);
+static_assert(kLabel + std::int64_t{kLabelWords} * kLabelSpan <= kNumbers && 7 * kLettersOfWord < 50);
 static_assert(kMaxRegionBytes < static_cast<std::uint64_t>(kNumberSpan));
 static_assert(kNumbers + 3 * kNumberSpan + (kNumberSpan - 1) > 0, "offsets of locks are signed 64-bit numbers");
 

@@ -877,6 +877,7 @@ class RegionFile:
         blocks: int,
         row_bytes: int,
         cell_bytes: int,
+        label: str = "",
     ) -> None: ...
     def enter(self, seconds: float) -> str:
         """
@@ -914,6 +915,10 @@ class RegionFile:
     @property
     def free(self) -> int:
         """Free bytes of its file system."""
+
+    @property
+    def label(self) -> str:
+        """What people call the region, once it is entered, or empty."""
 
     @property
     def huge_pages(self) -> int:

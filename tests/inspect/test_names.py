@@ -1,5 +1,6 @@
 """Names that people give: shown instead of random digits wherever a queue is."""
 
+import fcntl
 import logging
 import os
 import struct
@@ -23,8 +24,8 @@ from memlane import (
 )
 from memlane._base.labels import label_in
 from memlane.cli import ls, top, writing
+from memlane.inspect import locks, stuck
 from memlane.inspect import segments as looked
-from memlane.inspect import stuck
 from memlane.inspect.looks import Look
 from memlane.inspect.segment import Segment
 from memlane.inspect.waits import headline
@@ -42,7 +43,9 @@ from tests.support.queues import (
     start_reader,
     start_writer,
 )
+from tests.support.regions import new_id, region_of
 
+F_OFD_SETLK = 37
 SHM = {"total": 1000, "used": 400, "free": 600}
 NAMES = ["s", "vllm.response[1]", "a/b-C_9", "x" * 40]
 REFUSED = ["", "x" * 41, "two words", "tab\t", "ö", "\x1b[2J", 'a"b', "a\0"]
@@ -230,6 +233,50 @@ def test_stores_pools_and_tiers_have_names_too(tmp_path: Path) -> None:
                 [store.put(key, b"x" * 900) for key in "cdeb"]
 
 
+def region() -> Segment:
+    (found,) = looked()
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_region_has_the_name_that_its_first_holder_gives(name: str) -> None:
+    """Its file is all its users', so the name is in its locks: as long as one holds it who knows
+    the name."""
+    instance = new_id()
+    first = region_of(instance, 0, name=name)
+    with region_of(instance, 1, name="another") as second:
+        with region_of(instance, None) as third:
+            assert (first.name, second.name, third.name) == (name,) * 3
+            first.cleanup()
+            assert (region().kind, region().label) == ("region", name)
+            text = exposition.text(measure(Look(0.0, looked(), []), SHM, Tally()))
+            assert f'memlane_region_holders{{region="{name}"}} 2' in text
+            assert ls.row(region(), None, 0.0)[0] == name
+        assert region().label == name
+
+
+def test_a_region_without_a_name_gets_that_of_a_later_holder() -> None:
+    instance = new_id()
+    with region_of(instance, 0) as first:
+        assert (first.name, region().label) == ("", "")
+        with region_of(instance, 1, name="kv"):
+            assert region().label == "kv"
+        assert region().label == ""
+
+
+def test_what_holders_lock_as_a_regions_name_is_shown_up_to_what_no_name_has() -> None:
+    instance = new_id()
+    with region_of(instance, 0) as held, open(held.mmap_path, "r+b") as file:
+        for word in range(6):  # letters of 7 bits: `ab` and an escape, or all bits
+            start = locks._LABEL + word * locks._LABEL_SPAN
+            length = 0x61 | 0x62 << 7 | 0x1B << 14 if word == 0 else (1 << 49) - 1
+            shared = locks._FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
+            fcntl.fcntl(file, F_OFD_SETLK, shared)
+        assert region().label == "ab"
+        with region_of(instance, 1) as other:
+            assert other.name == "ab"
+
+
 def test_a_bad_name_of_a_store_a_pool_or_a_tier_makes_nothing(tmp_path: Path) -> None:
     rows, folder = np.zeros((4, 4096), np.int8), tmp_path / "kv"
     for name in ("two words", 7):
@@ -241,5 +288,7 @@ def test_a_bad_name_of_a_store_a_pool_or_a_tier_makes_nothing(tmp_path: Path) ->
             path: Any = folder if tier is DiskTier else [folder]
             with pytest.raises((InvalidArgument, InvalidType), match="name must be"):
                 tier(path, rows, 1 << 16, name=name)
+        with pytest.raises((InvalidArgument, InvalidType), match="name must be"):
+            region_of(new_id(), name=name)
     assert not folder.exists()
     assert not looked()

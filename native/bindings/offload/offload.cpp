@@ -28,9 +28,10 @@ os::Nanoseconds slice_of(double seconds) noexcept {
 }
 
 std::shared_ptr<RegionFile> new_region(const nb::bytes& directory, const std::string& name, std::uint64_t total_bytes,
-                                       std::uint64_t blocks, std::uint64_t row_bytes, std::uint64_t cell_bytes) {
+                                       std::uint64_t blocks, std::uint64_t row_bytes, std::uint64_t cell_bytes,
+                                       const std::string& label) {
     return std::make_shared<RegionFile>(std::string(directory.c_str(), directory.size()), name,
-                                        offload::RegionGeometry{total_bytes, blocks, row_bytes, cell_bytes});
+                                        offload::RegionGeometry{total_bytes, blocks, row_bytes, cell_bytes}, label);
 }
 
 // A signal handler, or `progress`, may fork in the middle of a start, which remains the parent's.
@@ -116,7 +117,8 @@ void bind_offload(nb::module_& m) {
         .def("__getitem__", &RegionRows::row, "block"_a, nb::sig("def __getitem__(self, block: int) -> memoryview"));
 
     nb::class_<RegionFile>(m, "RegionFile", "The file of a region, and this holder's place in it.")
-        .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "row_bytes"_a, "cell_bytes"_a)
+        .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "row_bytes"_a, "cell_bytes"_a,
+             "label"_a = "")
         .def("enter", [](RegionFile& self, double seconds) { return step(self, &RegionFile::enter, kEntries, slice_of(seconds)); },
              "seconds"_a, "One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.")
         .def("await_space", [](RegionFile& self, double seconds) { return step(self, &RegionFile::await_space, kSpaces, slice_of(seconds)); },
@@ -144,6 +146,8 @@ void bind_offload(nb::module_& m) {
                      "Bytes whose space is allocated.")
         .def_prop_ro("free", [](const RegionFile& self) { return os::free_bytes(self.file()); },
                      "Free bytes of its file system.")
+        .def_prop_ro("label", [](const RegionFile& self) { return text_of(self.label()); }, nb::sig("def label(self) -> str"),
+                     "What people call the region, once it is entered, or empty.")
         .def_prop_ro("huge_pages", &RegionFile::huge_pages, "Of the whole region, once its space is complete.")
         .def_prop_ro("builder", &RegionFile::builder, "The pid of the process that reserves the space, or 0.")
         .def_prop_ro("is_own", &RegionFile::is_own);

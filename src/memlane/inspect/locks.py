@@ -8,6 +8,8 @@ import os
 import struct
 from dataclasses import dataclass
 
+from memlane._base.labels import label_in
+
 LOCK_BASE = 1 << 62  # beyond the end of every file
 _LOCK_SPAN = 1 << 32
 _F_OFD_GETLK = 36
@@ -17,6 +19,9 @@ _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 _PID_SPAN = 1 << 23
 _MEMBERS = LOCK_BASE + (1 << 40)
 _MOST_MEMBERS = 1 << 16
+_LABEL = LOCK_BASE + (1 << 60)
+_LABEL_SPAN = 1 << 50
+_LABEL_WORDS = 6
 _NUMBERS = LOCK_BASE + (1 << 61)
 _NUMBER_SPAN = 1 << 59
 
@@ -50,6 +55,7 @@ class RegionLocks:
     Attributes:
         total_bytes, blocks, row_bytes, cell_bytes: as in `SharedOffloadRegion`.
         holders: their pids, in the order in which they joined.
+        label: what people call it, or empty.
     """
 
     total_bytes: int
@@ -57,6 +63,7 @@ class RegionLocks:
     row_bytes: int
     cell_bytes: int
     holders: tuple[int, ...]
+    label: str = ""
 
 
 def region_of(file: int) -> RegionLocks | None:
@@ -71,7 +78,20 @@ def region_of(file: int) -> RegionLocks | None:
         numbers.append(found[1])
     members = _locks_in(file, _MEMBERS, _MEMBERS + _MOST_MEMBERS * _PID_SPAN)
     total, blocks, row, cell = numbers
-    return RegionLocks(total, blocks, row, cell, tuple(pid for _, pid in members))
+    holders = tuple(pid for _, pid in members)
+    return RegionLocks(total, blocks, row, cell, holders, _label_of(file))
+
+
+def _label_of(file: int) -> str:
+    """Seven letters of seven bits are the length of a lock."""
+    letters = bytearray()
+    for word in range(_LABEL_WORDS):
+        start = _LABEL + word * _LABEL_SPAN
+        found = _locked(file, start, _LABEL_SPAN - 1)
+        if found is None or found[0] != start:
+            break
+        letters += bytes(found[1] >> shift & 0x7F for shift in range(0, 49, 7))
+    return label_in(bytes(letters))
 
 
 def _locks_in(file: int, start: int, end: int) -> list[tuple[int, int]]:

@@ -145,7 +145,7 @@ class Segment:
         unread: places of a queue's readers that have not read the chunk that its writer needs next.
         id: of the queue or store; of a queue the `queue_id` of its handle.
         answers_to: the id of the queue whose messages are answered in this one, or None.
-        label: what people call it (`name=` of a queue, store, pool or tier), or empty.
+        label: what people call it (`name=` of a queue, store, region, pool or tier), or empty.
     """
 
     name: str
@@ -506,8 +506,9 @@ def _what(
     if region is not None:
         holders = tuple(_holder(pid, found, known) for pid in region.holders)
         numbers = asdict(region)
-        del numbers["holders"]
-        return {"kind": "region", "geometry": numbers, "participants": holders}
+        del numbers["holders"], numbers["label"]
+        said = {"geometry": numbers, "participants": holders, "label": region.label}
+        return {"kind": "region", **said}
     if not is_held and not any(each.startswith(_PREFIX) for each in found.names):
         return {"kind": "region"} if name.startswith(_REGION_PREFIX) else None
     if not is_held and not found.is_named:

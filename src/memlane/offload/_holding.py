@@ -31,7 +31,8 @@ class Holding(Owned):
         if plan.total_bytes >= _MOST_BYTES:
             raise InvalidArgument(f"{plan.total_bytes} bytes are too many for a region")
         directory = os.fsencode(plan.directory)
-        file = RegionFile(directory, file_name, plan.total_bytes, num_blocks, row_bytes, cell_bytes)
+        sizes = (plan.total_bytes, num_blocks, row_bytes, cell_bytes)
+        file = RegionFile(directory, file_name, *sizes, plan.label)
         self.file = file
         with undone_by(lambda: file.leave(_LEAVE_PATIENCE)):
             started = _start.start(file, plan)

@@ -48,6 +48,7 @@ class Plan:
         part: what it populates if it reserves the space.
         joiners_part: what it populates if the space is reserved already; differs only in engines.
         check: called before this process reserves the space, and may raise; set by engines only.
+        label: what people call the region, unless those that hold it have a name for it, or empty.
     """
 
     directory: str
@@ -61,11 +62,13 @@ class Plan:
     progress: Progress | None = None
     timeout: float | None = 30.0
     check: Callable[[int], object] | None = None
+    label: str = ""
 
     @property
     def shown(self) -> str:
-        """The path, for texts."""
-        return shown(self.path)
+        """The path, for texts, and the name that was given."""
+        path = shown(self.path)
+        return f"{self.label} ({path})" if self.label else path
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from memlane._base.arguments import integer, integer_from
 from memlane._base.deadline import Deadline, seconds_of
+from memlane._base.labels import checked_label, label_in
 from memlane._base.lifetime import Owned
 from memlane._base.naming import shown
 from memlane._base.paths import path_from
@@ -60,11 +61,14 @@ class SharedOffloadRegion(Owned):
         threads: how many reserve and populate, 1 to 256; default: this worker's share of the cores.
         timeout: seconds to wait for others, or None for no limit. Applies anew whenever the
             region's space has grown.
+        name: what people call the region, in `memlane ls`, metrics, log lines and errors: up to 40
+            of the ASCII letters, digits and . _ - [ ] /. The first holder's counts.
 
     Attributes:
         page_size: the system's, in bytes.
         total_size_bytes, num_blocks, rank, num_workers, cpu_page_size: as above.
         mmap_path: path of the file.
+        name: what people call the region, or empty.
         pages: what the region is made of: "4k", "huge" or "mixed".
         fd, mmap_obj: descriptor, and mapping with the interface of `mmap.mmap`; None after
             `cleanup()`.
@@ -112,6 +116,7 @@ class SharedOffloadRegion(Owned):
         pages: _pages.Pages = "auto",
         threads: int | None = None,
         timeout: float | None = 30.0,
+        name: str | None = None,
     ) -> None:
         self.page_size = mmap.PAGESIZE
         self.num_blocks = integer_from("num_blocks", num_blocks, 1)
@@ -126,9 +131,10 @@ class SharedOffloadRegion(Owned):
         if progress is not None and not callable(progress):
             raise InvalidType("progress must be callable with two numbers")
         seconds_of(timeout)
-        name = file_name("instance_id", instance_id, prefix)
+        label = checked_label(name)
+        file = file_name("instance_id", instance_id, prefix)
         where = _absolute(directory)
-        self.mmap_path = f"{where}/{name}"
+        self.mmap_path = f"{where}/{file}"
         part = _start.Part(0, self.total_size_bytes, 0, 1)
         sharing = 1
         if self.rank is not None:
@@ -151,8 +157,9 @@ class SharedOffloadRegion(Owned):
             participants=participants,
             progress=progress,
             timeout=timeout,
+            label=label,
         )
-        self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
+        self._hold(Holding(file, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
             what = (
                 "%s is only partly in huge pages: memory is fragmented, or its creator wanted none"
@@ -163,6 +170,7 @@ class SharedOffloadRegion(Owned):
         self._holding = holding
         self._file = holding.file
         self._locks = holding.locks
+        self.name = label_in(holding.file.label.encode())
         self._creator = holding.is_creator
         self.pages = holding.pages
         self.fd: int | None = holding.file.fd

@@ -80,7 +80,9 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             self.mmap_path = f"{folder}/{_folder.FILE}"
             place = (folder, self.mmap_path, self.total_size_bytes)
             threads = share_of_cores(sharing)
-            plan = Plan(*place, *parts, threads, "auto", check=creator_memory_check)
+            plan = Plan(
+                *(*place, *parts, threads, "auto"), check=creator_memory_check, label="vllm.offload"
+            )
             # Holders must agree on rows, not on how each divides them.
             sizes = (self.num_chunks, self._row_stride, self._row_stride)
             self._hold(_folder.within(folder, lambda: Holding(_folder.FILE, *sizes, plan)))
