@@ -77,7 +77,7 @@ def inside(peer: Peer) -> int:
 
 
 def in_containers(*arguments: str) -> dict[int, dict[str, Any]]:
-    """What root's command says of each container, by the pid of its first process."""
+    """Returns what root's command says of each container, by the pid of its first process."""
     done = run_memlane(*arguments, "--all", "--json")
     assert done.stderr == "", done
     listed = json.loads(done.stdout)["users"]
@@ -85,7 +85,7 @@ def in_containers(*arguments: str) -> dict[int, dict[str, Any]]:
 
 
 def until_stuck(peer: Peer) -> dict[str, Any]:
-    """What is said of the container once its queue is full: who waits for whom."""
+    """Returns what is said of the container once its queue is full: who waits for whom."""
     waits: list[dict[str, Any]] = []
 
     def is_stuck() -> bool:

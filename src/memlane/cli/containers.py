@@ -47,7 +47,7 @@ _NO_WAIT, _BASIC = 0x4000 | 0x800, 0x7FF  # AT_STATX_DONT_SYNC, AT_NO_AUTOMOUNT;
 
 
 class _Facts(NamedTuple):
-    """Of a file."""
+    """A file's facts."""
 
     device: int
     inode: int
@@ -123,7 +123,7 @@ def _by_mount_namespace() -> tuple[list[list[int]], int]:
 
 
 def _may_look() -> bool:
-    """Whether this process has CAP_SYS_PTRACE."""
+    """Returns whether this process has CAP_SYS_PTRACE."""
     with open("/proc/self/status") as lines:
         rights = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
     return bool(int(rights, 16) & _CAP_SYS_PTRACE)
@@ -205,8 +205,8 @@ def _owner(pid: int) -> int:
 
 
 def entered(container: Container, uid: int) -> Elsewhere:
-    """What a process needs that looks at the user's files in there with no right but that user's:
-    descriptors of them that open nothing. Called as root, in that process.
+    """Returns what a process needs that looks at the user's files in there with no right but that
+    user's: descriptors of them that open nothing. Called as root, in that process.
 
     Raises:
         OSError: it has ended, or there is something else at its /dev/shm, or the user has too many

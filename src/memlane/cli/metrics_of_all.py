@@ -75,7 +75,7 @@ def _as_json(sample: Sample) -> list[Any]:
 
 
 def _families(answer: Answer) -> dict[str, list[Sample]] | None:
-    """What a user has printed; None if that is nothing."""
+    """Returns what a user has printed; None if that is nothing."""
     if answer.code:
         return None
     return {
@@ -86,7 +86,7 @@ def _families(answer: Answer) -> dict[str, list[Sample]] | None:
 
 
 class Source:
-    """What a server serves: one look for all who ask at the same time."""
+    """The source of a server: one look for all who ask at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -155,8 +155,8 @@ def _end(asides: list[_Aside]) -> None:
 def answers_of_all(
     command: Callable[[], int], more_seconds: float
 ) -> tuple[list[tuple[User, Answer]], int, int]:
-    """What the command finds as root, then as each other user; how many users are left out, and how
-    many processes.
+    """Returns what the command finds as root, then as each other user; how many users are left out,
+    and how many processes.
 
     Args:
         more_seconds: which the command takes beside looking.

@@ -241,7 +241,7 @@ class _Crowd:
                 self._waits_for.setdefault(process, set()).update(found)
 
     def waits_beside(self, queue: Segment, now: float) -> float:
-        """How long the queue's writer has waited in others."""
+        """Returns how long the queue's writer has waited in others."""
         process = process_of(queue.participants[0])
         others = self._waits_in.get(process, ()) if process is not None else ()
         return max((_waited(who, now) for other, who in others if other is not queue), default=0.0)
