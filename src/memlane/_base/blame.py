@@ -22,7 +22,6 @@ Activity = Literal[
 ]
 """The activity of a participant in memlane, as its slot says."""
 
-CANNOT_RUN = ("stopped", "traced", "frozen")
 REMOTE_WINDOW: Final = "the window of a remote reader is full"
 VLLM_WORDS = " [No available shared memory broadcast block]"  # users of vLLM search for them
 

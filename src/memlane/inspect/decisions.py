@@ -223,7 +223,6 @@ class _Crowd:
     """All queues, and what each process does in them."""
 
     def __init__(self, queues: Sequence[Segment]) -> None:
-        self._by_id = {queue.id: queue for queue in queues if queue.id}
         self._written: dict[Process, list[Segment]] = {}
         self._waits_for: dict[Process, set[Process]] = {}
         self._waits_in: dict[Process, list[tuple[Segment, Participant]]] = {}
