@@ -151,7 +151,7 @@ def test_close_that_raises(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a mixed queue cannot be closed properly: the other half is."""
     with remote_queue(1, 1) as (writer, (local, remote)):
         end: Any = writer._writer
-        owner = end._local if first == "ring" else end.transport
+        owner = end._here.ring if first == "ring" else end.transport
         real = owner.close
 
         def raising(*timeout: float | None) -> None:

@@ -80,7 +80,7 @@ def test_half_a_control_frame_is_ended_first(monkeypatch: pytest.MonkeyPatch, nt
         remote = writer._writer
         with remote.lock:  # the end's own thread must not send it first
             for peer in remote.session._peers:
-                peer.say(remote.session._frame(What.READY))
+                peer.say(remote.session.replies.frame(What.READY))
             behind(monkeypatch, transport, "_send", interrupt, nth)
             with pytest.raises(Alarm):
                 remote.sending.flush()

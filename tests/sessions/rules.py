@@ -16,6 +16,7 @@ from memlane.broadcast.protocol.outbox import Outbox
 from memlane.broadcast.protocol.peer import Peer
 from memlane.broadcast.protocol.places import Places
 from memlane.broadcast.protocol.reader_session import ReaderSession
+from memlane.broadcast.protocol.replies import Replies
 from memlane.broadcast.protocol.states import (
     LIFE,
     LINK,
@@ -115,6 +116,11 @@ def _gives(value: Any) -> Method:
 
 
 _nothing = _gives(None)
+
+
+def _shut_nobody(method: Method, writer: WriterSession, *args: Any) -> None:
+    with _with(writer.replies, unwanted=deque[bytes]()):
+        method(writer, *args)
 
 
 def _current(writer: WriterSession, ticket: int) -> int:
@@ -287,7 +293,7 @@ def _count_for_the_place(
 ) -> Any:  # fmt: skip
     line = method(writer, route, frame, now, ticket, address)
     if writer._peers[ticket or 0].note_idle_frame():
-        writer._reject(route)
+        writer.replies.reject(route)
     return line
 
 
@@ -362,8 +368,8 @@ RULES = [
     Rule("readers behind a relay are told when it ends",
          "a_neighbour_that_computes_while_its_relay_ends", W, "_part_readers", _part_silently),
     Rule("a reader that reconnects is told that its relay ended",
-         "a_neighbour_without_a_connection_while_its_relay_ends", W, "_seen",
-         lambda _, writer, _peer: writer._frame(What.SEEN)),
+         "a_neighbour_without_a_connection_while_its_relay_ends", Replies, "seen",
+         lambda _, replies, _peer: replies.frame(What.SEEN)),
     Rule("a reader that reads on behind a dead relay acknowledges",
          "a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay", R, "follow", _follow_if_parted),
     Rule("a neighbour that reconnects stays behind its relay",
@@ -448,7 +454,7 @@ RULES = [
     Rule("a relay's HELLO is no report", "a_relay_that_greets_and_does_not_report", Peer, "connect",
          _call_it_a_report),
     Rule("a silent reader's connection is shut", "a_host_that_is_silent", W, "silent",
-         _assuming(unwanted=deque[bytes]())),
+         _shut_nobody),
     Rule("a place that was readmitted has another key", "a_place_that_another_process_takes", W,
          "_greet", _take_any_key),
     Rule("a place whose reader has read is no other rank's",

@@ -21,6 +21,8 @@ from memlane.broadcast.protocol import (
     peer,
     places,
     reader_session,
+    readiness,
+    replies,
     states,
     writer_session,
 )
@@ -31,7 +33,18 @@ from tests.sessions.test_sessions import LONG, step
 from tests.sessions.world import EPOCH, Reader, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 10
-MODULES = admission, connection_state, outbox, peer, places, reader_session, states, writer_session
+MODULES = (
+    admission,
+    connection_state,
+    outbox,
+    peer,
+    places,
+    reader_session,
+    readiness,
+    replies,
+    states,
+    writer_session,
+)
 SESSIONS = {module.__file__ for module in MODULES}
 # What an interrupted dequeue had taken is lost, and an interrupted close() is a death.
 APART = (5, 6, 7, 17)

@@ -14,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from memlane.broadcast.protocol.descriptions import text_of
 from memlane.broadcast.protocol.frames import (
     VERSION,
     Header,
@@ -359,8 +360,8 @@ class World:
                 session.lost(line.route, now)
         for line in list(self.lines.values()):
             self._hear(line.reader, line)
-        if session.is_asked:
-            session.answer([], now)
+        if session.readiness.is_asked:
+            session.readiness.answer([], now)
         if self.gap:  # behind what has come meanwhile, as the thread does it
             session.delay_clocks(self.gap, now)
             self.gap = 0.0
@@ -375,8 +376,8 @@ class World:
             if not self.lines[route].to_reader:
                 session.drained(route)
         session.tick(now)
-        if not (session.is_everybody_here or session.count_absent()):
-            session.announce_ready()
+        if not (session.readiness.is_everybody_here or session.count_absent()):
+            session.readiness.announce()
         self._flush_writer()
         if session.ending.has_begun and (
             not session.ending.unfinished() or session.ending.is_stuck(now)
@@ -410,8 +411,8 @@ class World:
     def _flush_writer(self) -> None:
         session = self.writer
         self._send(session.frames_due())
-        while session.unwanted:
-            self.cut_line(self.lines[session.unwanted.popleft()])
+        while session.replies.unwanted:
+            self.cut_line(self.lines[session.replies.unwanted.popleft()])
 
     def _send(self, due: Iterable[Due]) -> None:
         session = self.writer
@@ -783,7 +784,7 @@ class World:
 
     def story(self) -> str:
         return "; ".join(
-            f"{p.text(self.sent, self.now)} log {len(r.log)} {r.outcome}"
+            f"{text_of(p, self.sent, self.now)} log {len(r.log)} {r.outcome}"
             f" relay {r.is_relay} behind {r.is_behind} dead {r.is_dead} closed {r.has_closed}"
             f" lies {r.lies} victim {r.is_victim}"
             for p, r in zip(self.peers, self.readers, strict=True)

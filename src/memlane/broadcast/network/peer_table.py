@@ -14,11 +14,14 @@ from memlane._base import processes
 from memlane._base.diagnosis import warn
 from memlane._base.segments import name_of, new_id
 from memlane._base.slots import ATTACHED, NO_SLOT, PeerFacts, own_pid_namespace, packed
+from memlane.broadcast.protocol.descriptions import facts_of
 from memlane.errors import MemlaneError
 
 if TYPE_CHECKING:
     from memlane._base.blame import Activity, Facts
     from memlane._base.slots import Slot
+    from memlane.broadcast.network.sending import Sending
+    from memlane.broadcast.protocol.writer_session import WriterSession
 
 _PAUSE = 0.1  # seconds between two updates, and before a wait is shown
 _SHARE = 50  # updates take at most this part of the time
@@ -183,6 +186,46 @@ class PeerTable:
         if self._native is not None:
             self._native.close()
             self._native = None
+
+
+class ShownReaders:
+    """The rows of a writer's remote readers, and which of them have no room for the message that
+    was last waited for."""
+
+    def __init__(self, table: PeerTable, session: WriterSession, sending: Sending) -> None:
+        self._table, self._session, self._sending = table, session, sending
+        self._refused = 0  # bytes of the message that is waited for, or was in vain
+
+    def note_refused(self, size: int) -> None:
+        """A message of that many bytes has no room."""
+        self._refused = size
+
+    def show(self, now: float, *, is_awaited: bool) -> None:
+        """Updates the rows; `is_awaited`: a coroutine waits to send."""
+        table, outbox, sending = self._table, self._session.outbox, self._sending
+        if not table.is_due(now):
+            return
+        if is_awaited:
+            self._refused = sending.wanted
+        full = outbox.full(self._refused)
+        if not full:
+            self._refused = 0
+        table.show_own(0, outbox.next, outbox.bytes, sending.waits, now, rank=None)
+        for row, peer in enumerate(self._session.places.peers, start=1):
+            is_full, since = peer in full, peer.lost_since
+            who = peer.generation, peer.rank, peer.pid
+            shown = who, peer.life, peer.taken, peer.last_progress, is_full, since
+            if not table.is_shown(row, shown) or since is not None:
+                table.show_peer(
+                    row,
+                    facts_of(peer, outbox.next, now),
+                    peer.rank_or_usual,
+                    peer.taken,
+                    peer.first,
+                    now,
+                    is_in_the_way=is_full,
+                )
+        table.rest(now)
 
 
 def _shown_rank(rank: int | None) -> int:

@@ -250,14 +250,14 @@ class Sending:
 
     def flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
-        session = self._session
+        session, unwanted = self._session, self._session.replies.unwanted
         before, self._was_interrupted = self._was_interrupted, True
         self.take_batch()
         self._send(session.frames_due())
         self.batch.rest()
-        while session.unwanted:
-            self._transport.shut(session.unwanted[0])
-            session.unwanted.popleft()
+        while unwanted:
+            self._transport.shut(unwanted[0])
+            unwanted.popleft()
         self._was_interrupted = before
 
     def _send(self, due: Iterable[Due]) -> None:

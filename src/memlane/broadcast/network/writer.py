@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import Deadline
-from memlane._base.diagnosis import blocked, deserted, failure
+from memlane._base.diagnosis import blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
@@ -19,8 +19,9 @@ from memlane._net.sockets import can_receive
 from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.network.awaited import FULL, AwaitedRoom
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
+from memlane.broadcast.network.here import Here
 from memlane.broadcast.network.keys import Keys
-from memlane.broadcast.network.peer_table import PeerTable
+from memlane.broadcast.network.peer_table import PeerTable, ShownReaders
 from memlane.broadcast.network.sending import Sending
 from memlane.broadcast.network.transport import (
     Listening,
@@ -31,7 +32,7 @@ from memlane.broadcast.network.transport import (
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics
-from memlane.errors import Closed, CorruptMessage, TimedOut
+from memlane.errors import CorruptMessage, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,19 +46,6 @@ RECENT = 0.1  # seconds after a call read readers' frames: these need not wake t
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
 _MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
-
-
-class _Elsewhere:
-    """The `watch` of a wait for the readers on this host: raises if one on another host dies, or
-    a process of `starting`."""
-
-    def __init__(self, writer: NetworkWriter, starting: Starting | None) -> None:
-        self._watches: list[NetworkWriter | Starting] = [writer]
-        self._watches += [] if starting is None else [starting]
-        self.pids = [] if starting is None else starting.pids
-
-    def is_set(self) -> bool:
-        return any(watch.is_set() for watch in self._watches)
 
 
 class NetworkWriter(NetworkEnd):
@@ -100,14 +88,13 @@ class NetworkWriter(NetworkEnd):
             has_late_readers=options.late_readers,
         )
         super().__init__("writer", table)
-        self.options, self._local, self.bound = options, local, options.liveness
+        self.options, self.bound = options, options.liveness
         self.segment = None if local is None else local.segment
-        self._never_came: list[str] | None = None
         self._has_told = False  # that nobody reads any more
-        self._refused = 0  # bytes of the message that is waited for, or was in vain
         self._lends = False
         self._served_at = 0.0  # when readers' frames were last read
         self._look_at: float | None = None  # when connections are looked at for floods
+        self._here = Here(local)
         with self._opening():
             self.keys = Keys(n_remote, insecure=options.insecure)
             self.session = WriterSession(
@@ -124,6 +111,7 @@ class NetworkWriter(NetworkEnd):
             self.socket = self.transport.socket
             self.sending = Sending(self, self.session, self.transport, local, codec)
             self.awaited = AwaitedRoom(self, self.session, self.sending, local)
+            self.shown_readers = ShownReaders(table, self.session, self.sending)
             self.send, self.block = self.sending.send, self.sending.block
             self.signal, self.show_waiting = self.awaited.signal, self.awaited.show_waiting
             self.timed_out, self.stall_line = self.awaited.timed_out, self.awaited.stall_line
@@ -139,22 +127,21 @@ class NetworkWriter(NetworkEnd):
                 (True, False): self._poller(*quiet),
                 (True, True): self._poller(*quiet),
             }
-            self._told_absent = n_remote
-            if local is not None:
-                local.note_absent_elsewhere(n_remote)
+            self._here.note_absent_elsewhere(n_remote)
             self._start_thread()
 
     @property
     def label(self) -> str:
         """The queue's name, here and on other hosts."""
-        return self.table.label if self._local is None else self._local.label
+        ring = self._here.ring
+        return self.table.label if ring is None else ring.label
 
     @label.setter
     def label(self, label: str) -> None:
         with self.locked():
             self.table.label = label
-        if self._local is not None:
-            self._local.label = label
+        if self._here.ring is not None:
+            self._here.ring.label = label
 
     @property
     def position(self) -> int:
@@ -180,7 +167,7 @@ class NetworkWriter(NetworkEnd):
 
     def wait_for_room(self, size: int, deadline: Deadline) -> None:
         session = self.session
-        self._refused = size
+        self.shown_readers.note_refused(size)
         self._wait(
             lambda: session.has_room(size),
             deadline,
@@ -189,32 +176,8 @@ class NetworkWriter(NetworkEnd):
         )
 
     def _show(self, now: float) -> None:
-        """Shows observers the readers, and which of them have no room for the message that was last
-        waited for."""
-        if not self.table.is_due(now) or self._closed:
-            return
-        table, outbox, sending = self.table, self.session.outbox, self.sending
-        if self.awaited.is_awaited:
-            self._refused = sending.wanted
-        full = outbox.full(self._refused)
-        if not full:
-            self._refused = 0
-        table.show_own(0, outbox.next, outbox.bytes, sending.waits, now, rank=None)
-        for row, peer in enumerate(self.session.places.peers, start=1):
-            is_full, since = peer in full, peer.lost_since
-            who = peer.generation, peer.rank, peer.pid
-            shown = who, peer.life, peer.taken, peer.last_progress, is_full, since
-            if not table.is_shown(row, shown) or since is not None:
-                table.show_peer(
-                    row,
-                    peer.facts(outbox.next, now),
-                    peer.rank_or_usual,
-                    peer.taken,
-                    peer.first,
-                    now,
-                    is_in_the_way=is_full,
-                )
-        table.rest(now)
+        if not self._closed:
+            self.shown_readers.show(now, is_awaited=self.awaited.is_awaited)
 
     def is_recent(self) -> bool:
         return time.monotonic() - self._served_at < RECENT / 2
@@ -231,16 +194,11 @@ class NetworkWriter(NetworkEnd):
         """Logs once that nobody reads any more. Only after a second, because a writer may be about
         to end as its readers did."""
         since = self.session.places.deserted_since()
-        if since is None:
+        here = None if since is None else self._here.deserted()
+        if since is None or here is None:
             return
-        ranks = [peer.rank_or_usual for peer in self.session.places.peers]
-        if self._local is not None:
-            here = None
-            with suppress(Closed):  # by another thread
-                here = self._local.native.deserted_since
-            if here is None:
-                return
-            since, ranks = max(since, here / 1e9), [*self._local.native.ranks, *ranks]
+        since, ranks = max(since, here[0]), here[1]
+        ranks += [peer.rank_or_usual for peer in self.session.places.peers]
         if now - since >= 1.0:
             self._has_told = True
             logger.warning("%s", deserted(ranks, now - since))
@@ -264,27 +222,17 @@ class NetworkWriter(NetworkEnd):
                 logger.warning("%s", line)
             if connection is not None and not session.is_known(route):
                 self.transport.connections.pop(route, None)
-        if session.is_asked:
-            session.answer(self._absent_here(), now)
+        if session.readiness.is_asked:
+            session.readiness.answer(self._here.absent(), now)
         self.sending.end_receiving()
-        absent = session.count_absent()
-        if absent != self._told_absent:
-            self._told_absent = absent
-            if self._local is not None:
-                self._local.note_absent_elsewhere(absent)
+        self._here.note_absent_elsewhere(session.count_absent())
         if self.awaited.is_awaited:
             self.awaited.show()
 
     def _absent(self) -> str:
         """The readers that have not attached, here and elsewhere."""
-        session, here = self.session, self._absent_here()
+        session, here = self.session, self._here.absent()
         return names_of(session.places.absent_texts(here, session.outbox.next, time.monotonic()))
-
-    def _absent_here(self) -> list[str]:
-        """The readers on this host that have not attached, or had not when this end closed."""
-        if self._never_came is not None:
-            return self._never_came
-        return [] if self._local is None else self._local.absent()
 
     def _judge(self) -> float | None:
         """Checks every connection; returns when to check again."""
@@ -335,8 +283,9 @@ class NetworkWriter(NetworkEnd):
 
     def _announce_ready(self) -> None:
         session = self.session
-        if not (session.is_everybody_here or session.count_absent() or self._absent_here()):
-            session.announce_ready()
+        is_known = session.readiness.is_everybody_here
+        if not (is_known or session.count_absent() or self._here.absent()):
+            session.readiness.announce()
 
     def _delay_clocks(self, seconds: float, now: float) -> None:
         self.session.delay_clocks(seconds, now)
@@ -351,7 +300,7 @@ class NetworkWriter(NetworkEnd):
             awaited = self.awaited
             was_recent = now - self._served_at < RECENT and not awaited.is_awaited
             due = self._answer(readers=not was_recent or self.transport.has_more)
-            if not self.session.is_everybody_here and not self.session.count_absent():
+            if not self.session.readiness.is_everybody_here and not self.session.count_absent():
                 due = now + SLICE  # local readers do not notify this thread
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
@@ -360,7 +309,7 @@ class NetworkWriter(NetworkEnd):
                 awaited.show()
                 if can_receive(self.transport.socket):  # sending may have consumed its signal
                     due = now
-                elif self._local is not None:  # with room, the ring does not report its deaths
+                elif self._here.ring is not None:  # with room, the ring does not report its deaths
                     due = min(due or inf, now + _LONGEST_PAUSE)
                 if (ring := awaited.ring_in_the_way()) is not None:
                     known = *self.transport.quiet, self._nudge.descriptor, self.transport.news
@@ -396,8 +345,7 @@ class NetworkWriter(NetworkEnd):
         def ready() -> bool | None:
             self.check()
             self.session.places.raise_death()
-            if self._local is not None:
-                self._local.raise_death()
+            self._here.raise_death()
             if is_ready():
                 return True
             if starting is not None:
@@ -421,8 +369,7 @@ class NetworkWriter(NetworkEnd):
     def _pids(self) -> set[int]:
         """Returns the pids of all readers that have ever attached; some may be of other hosts."""
         with self.lock:
-            here = set() if self._local is None else self._local.pids()
-            return here | self.session.places.pids()
+            return self._here.pids() | self.session.places.pids()
 
     def wait_until_ready(self, timeout: float | None, starting: Starting | None = None) -> None:
         deadline = Deadline(timeout)
@@ -435,11 +382,7 @@ class NetworkWriter(NetworkEnd):
                 "not all readers have attached to the queue",
                 starting,
             )
-            if (local := self._local) is not None:
-                try:
-                    local.native.wait_until_ready(deadline.left(), _Elsewhere(self, starting))
-                except TimedOut:
-                    raise failure(local.native, "not_ready", 0, timeout) from None
+            self._here.wait_until_ready(deadline, timeout, self, starting)
         with self.guard, self.lock:  # now: the thread would do it, but ends with close()
             self._announce_ready()
             self.sending.flush()
@@ -449,18 +392,13 @@ class NetworkWriter(NetworkEnd):
     def close(self, timeout: float | None = None) -> None:
         """Closes the ring and the network, even if one of them raises."""
         try:
-            if self._local is not None:
-                absent = self._local.absent()
-                if not self.is_closing:  # from now on they can no longer attach
-                    self._never_came = absent
-                self._local.close()
+            self._here.close(is_first=not self.is_closing)
         finally:
             super().close(timeout)
 
     def abandon(self) -> None:
         try:
-            if self._local is not None:
-                self._local.abandon()
+            self._here.abandon()
         finally:
             super().abandon()
 
@@ -471,17 +409,14 @@ class NetworkWriter(NetworkEnd):
                 self.awaited.look_again()
             sent, nbytes = self.session.outbox.next, self.session.outbox.bytes
             rows = self.session.places.statistics(sent)
-        waits, spills = self.sending.waits, 0
-        if self._local is not None:
-            here = self._local.statistics()
-            rows = here.readers + rows
-            waits, spills = waits + here.waits, here.spills
+        here, waits, spills = self._here.statistics()
+        waits, rows = waits + self.sending.waits, here + rows
         return QueueStatistics("writer", None, os.getpid(), sent, nbytes, waits, spills, rows)
 
     def secrets_for(self, rank: int | None) -> list[str]:
         """The secret of the place that is kept for `rank` from now on; None: all secrets."""
-        if self._local is not None and self._is_local(rank):
-            return self._local.secrets_for(rank)
+        if (ring := self._here.ring_of(rank)) is not None:
+            return ring.secrets_for(rank)
         secrets = self.keys.reader_secrets
         with self.locked():
             self.sending.forget_room()  # as in `_hear`
@@ -498,9 +433,9 @@ class NetworkWriter(NetworkEnd):
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""
-        if self._local is not None and self._is_local(rank):
+        if (ring := self._here.ring_of(rank)) is not None:
             with self.guard:
-                self._local.release_reader(rank)
+                ring.release_reader(rank)
             return
         with self.guard, self.lock:
             self.sending.flush()
@@ -509,17 +444,14 @@ class NetworkWriter(NetworkEnd):
 
     def readmit(self, rank: int) -> None:
         """Opens the place of a reader that has closed or was released to another process."""
-        if self._local is not None and self._is_local(rank):
+        if (ring := self._here.ring_of(rank)) is not None:
             with self.guard:
-                self._local.readmit(rank)
+                ring.readmit(rank)
             return
         with self.guard, self.lock:
             self._hear()  # that it has closed, perhaps
             self.session.readmit(rank, time.monotonic(), self.keys.renew)
             self.awaited.look_again()
-
-    def _is_local(self, rank: int | None) -> bool:
-        return self._local is not None and rank in self._local.native.ranks
 
     def _drain(self) -> float:
         """Waits until every reader has confirmed END, as long as any of them makes progress."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memlane.broadcast.protocol.descriptions import text_of
 from memlane.broadcast.protocol.states import Life, Link
 
 if TYPE_CHECKING:
@@ -103,4 +104,4 @@ class Ending:
         return 3 if any(peer.link is Link.LOST for peer in waiting) else 1
 
     def texts(self, peers: list[Peer], now: float) -> list[str]:
-        return [peer.text(self._outbox.next, now) for peer in peers]
+        return [text_of(peer, self._outbox.next, now) for peer in peers]

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from memlane._base.blame import listed
+from memlane.broadcast.protocol.descriptions import facts_of
 from memlane.broadcast.protocol.frames import (
     PIECE,
     SMALL,
@@ -205,7 +206,7 @@ class Outbox:
 
     def in_the_way(self, size: int, now: float) -> str:
         """The same in words, likeliest cause first."""
-        return listed([peer.facts(self.next, now) for peer in self.full(size)])
+        return listed([facts_of(peer, self.next, now) for peer in self.full(size)])
 
     def room(self) -> tuple[int, int]:
         """Returns how many messages, and bytes in total, fit every window; negative bytes: none."""

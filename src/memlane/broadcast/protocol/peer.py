@@ -10,9 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memlane._base.blame import Facts, State, sentence
 from memlane.broadcast.protocol.states import Event, Life, Link, after
-from memlane.broadcast.statistics import ReaderState, ReaderStatistics
+from memlane.broadcast.statistics import ReaderState
 
 if TYPE_CHECKING:
     from memlane.broadcast.protocol.frames import Hello
@@ -340,58 +339,5 @@ class Peer:
         return f"reader {self.rank_or_usual}"
 
     @property
-    def owner(self) -> str:
-        """Names the owner of the place."""
-        if self.rank is None:
-            return "nobody"
-        if self.was_released:
-            return f"{self.name} (released)"
-        return self.name + (" (never attached)" if self.is_absent else f" ({self.state})")
-
-    @property
     def state(self) -> ReaderState:
         return _STATES[self.life]
-
-    def facts(self, sent: int, now: float) -> Facts:
-        """Returns the facts by which blame is decided and worded; `sent` messages were sent."""
-        if self.life is Life.ATTACHING and self.via is not None:
-            waits = f"which has not reported for {now - self.via.reported_at:.1f} s"
-            doing = f"attaching behind {self.via.name}'s relay, {waits}"
-            return Facts(self.name, "absent", doing=doing)
-        if self.is_absent:
-            return Facts(self.name, "absent", doing=self.other_version)
-        # Only its own host knows whether it is stopped.
-        state: State = self.state
-        doing = "connected" if self.is_here else ""
-        if self.lost_since is not None:
-            state, doing = "lost", f"without a connection for {now - self.lost_since:.1f} s"
-        more = () if self.via is None else (f"behind {self.via.name}'s relay",)
-        return Facts(
-            self.name,
-            state,
-            self.pid,
-            address=self.address,
-            doing=doing,
-            behind=sent - self.taken,
-            silent_for=now - self.last_progress,
-            more=more,
-        )
-
-    def text(self, sent: int, now: float) -> str:
-        """Rank, pid and address, how far behind, and since when."""
-        return sentence(self.facts(sent, now))
-
-    def statistics(self, sent: int) -> ReaderStatistics:
-        was_here = not self.is_absent and self.pid != 0
-        is_lost = self.life is Life.RUNNING and self.link is Link.LOST
-        return ReaderStatistics(
-            rank=self.rank_or_usual,
-            pid=self.pid if was_here else None,
-            state="unknown" if is_lost else self.state,
-            behind=sent - self.taken if self.is_waited_for else 0,
-            last_progress=self.last_progress if was_here else None,
-            is_waiting=False,
-            views=0,
-            views_since=None,
-            address=self.address if was_here else None,
-        )

@@ -18,6 +18,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from memlane._base.naming import MOST_NAMED, names_of, not_readmitted
+from memlane.broadcast.protocol.descriptions import owner, statistics_of, text_of
 from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
 from memlane.broadcast.protocol.peer import Peer
 from memlane.broadcast.protocol.states import Life, Link
@@ -74,7 +75,7 @@ class Places:
     def absent_texts(self, here: list[str], sent: int, now: float) -> list[str]:
         """The absent readers, the local ones (`here`) first; only the first few by name."""
         absent = self.absent()
-        named = [peer.text(sent, now) for peer in islice(absent, MOST_NAMED)]
+        named = [text_of(peer, sent, now) for peer in islice(absent, MOST_NAMED)]
         return here + named + ["another reader"] * (len(absent) - MOST_NAMED)
 
     def dead(self) -> Iterator[Peer]:
@@ -96,7 +97,7 @@ class Places:
 
     def owners(self) -> str:
         """Names the owners of all places, as one text."""
-        return names_of([peer.owner for peer in self.peers])
+        return names_of([owner(peer) for peer in self.peers])
 
     def spare_for(self, rank: int) -> Peer | None:
         """A place whose reader was released before it attached, if no other is left for `rank`."""
@@ -197,7 +198,7 @@ class Places:
 
     def statistics(self, sent: int) -> tuple[ReaderStatistics, ...]:
         """A row for each reader, after `sent` messages."""
-        return tuple(peer.statistics(sent) for peer in self.peers)
+        return tuple(statistics_of(peer, sent) for peer in self.peers)
 
     def raise_death(self) -> None:
         """Raises ReaderDied until the dead reader is released; LayoutMismatch for one of another

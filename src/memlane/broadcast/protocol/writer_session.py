@@ -7,39 +7,36 @@ lost or arrive twice.
 
 A reader that holds a valid key may still lie. So whatever it says is checked against what was sent,
 it can harm only itself and, as a relay, the readers behind it, and what one connection can cost is
-bounded: `unwanted` lists those that cost more. An honest reader that loses one reconnects.
+bounded: `replies.unwanted` lists those that cost more. An honest reader that loses one reconnects.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from memlane._base.naming import MOST_NAMED
 from memlane.broadcast.protocol import admission
+from memlane.broadcast.protocol.descriptions import text_of
 from memlane.broadcast.protocol.ending import Ending
 from memlane.broadcast.protocol.frames import (
-    Absent,
     Header,
     Hello,
     OtherVersion,
     Refused,
     Report,
-    Welcome,
     What,
-    control,
     parsed,
 )
 from memlane.broadcast.protocol.outbox import Outbox, Piece
 from memlane.broadcast.protocol.places import Places
+from memlane.broadcast.protocol.readiness import Readiness
+from memlane.broadcast.protocol.replies import Replies
 from memlane.broadcast.protocol.states import Event, Life, Link
 from memlane.errors import CorruptMessage, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memlane._base.msgspec import msgspec
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.protocol.peer import Cursor, Peer
 
@@ -53,8 +50,8 @@ class WriterSession:
     """All readers of one writer.
 
     Attributes:
-        unwanted: routes of connections to shut down, the oldest first.
-        is_asked: some reader has asked who is absent; see `answer`.
+        replies: the control frames, and the connections to shut down.
+        readiness: whether everybody has attached.
     """
 
     def __init__(
@@ -70,18 +67,16 @@ class WriterSession:
     ) -> None:
         self._ticket_of_token = ticket_of_token
         self._options = options
-        self._queue_id, self.epoch, self._pid = queue_id, epoch, pid
-        self._ring_sizes = ring_sizes
+        self._queue_id, self.epoch = queue_id, epoch
         self.places = Places(places, local_ranks, late=options.late_readers)
         self._peers = self.places.peers
+        self.replies = Replies(self.places, options, epoch, pid, ring_sizes)
         self.outbox = Outbox(self._peers, options.window, options.window_bytes)
-        self._answers: deque[tuple[bytes, bytes]] = deque()  # for those that have no stream
         self._has_taken = False  # some reader has, since messages were last dropped
         self._has_met_others = False  # of another version, for whom nobody waits
-        self.unwanted: deque[bytes] = deque()
-        self.is_asked = self.is_everybody_here = False
+        self.readiness = Readiness(self.places, self.outbox, self.replies)
         self.ending = Ending(
-            self.places, self.outbox, options.liveness, partial(self._frame, What.END)
+            self.places, self.outbox, options.liveness, partial(self.replies.frame, What.END)
         )
 
     # Sending ----------------------------------------------------------------------------------
@@ -113,8 +108,7 @@ class WriterSession:
         if self._has_taken:
             self._has_taken = False
             self.outbox.drop_taken()
-        while self._answers:
-            route, frame = self._answers[0]
+        for route, frame in self.replies.due():
             yield route, (frame,), None, None
         for peer in self._peers:
             while peer.is_connected and (found := self.outbox.frame_for(peer)) is not None:
@@ -124,7 +118,7 @@ class WriterSession:
     def sent(self, peer: Peer | None, cursor: Cursor | None) -> None:
         """Notes that the frame was handed over, or that the connection of an answer is gone."""
         if peer is None:
-            self._answers.popleft()
+            self.replies.sent()
         else:
             peer.sent(cursor)
 
@@ -160,7 +154,7 @@ class WriterSession:
                 was_idle = self._hear(route, peer, header, body, now)
         finally:
             if was_idle and peer is not None and peer.note_idle_frame():
-                self._reject(route)
+                self.replies.reject(route)
         return line
 
     def _refuse_version(
@@ -172,7 +166,7 @@ class WriterSession:
         if self.is_known(route) or (ticket is None and not error.is_memlane):
             raise error
         line = error.text(f"a reader at {address}")
-        self._answers.append((route, self._frame(What.REFUSED, body=Refused("version", line))))
+        self.replies.answer(route, self.replies.refused(Refused("version", line)))
         if ticket is not None:
             peer = self._peers[ticket % len(self._peers)]
             if ticket == self._ticket_of(peer) and peer.is_missing:
@@ -190,10 +184,6 @@ class WriterSession:
         peer = self.places.at(route)
         return peer is not None and peer.is_connected
 
-    def _reject(self, route: bytes) -> None:
-        if route not in self.unwanted:
-            self.unwanted.append(route)
-
     def _hear(self, route: bytes, peer: Peer, header: Header, body: Any, now: float) -> bool:
         """Handles a frame of a known reader; returns whether it was no progress."""
         if header.what == What.BYE:
@@ -203,8 +193,7 @@ class WriterSession:
         elif header.what == What.ACK:
             return not self._take(peer, header.sequence, now)
         elif header.what == What.ASK:
-            peer.question()
-            self.is_asked = True
+            self.readiness.ask(peer)
         elif header.what == What.REPORT:
             return not self._hear_report(peer, body, now)
         elif header.what == What.END:
@@ -223,17 +212,17 @@ class WriterSession:
             raise CorruptMessage("a hello from an unexpected peer")
         peer = self._peers[ticket % len(self._peers)]
         if ticket != self._ticket_of(peer):
-            refused = self._frame(What.REFUSED, body=admission.replaced(hello))
-            self._answers.append((route, refused))
+            refused = self.replies.refused(admission.replaced(hello))
+            self.replies.answer(route, refused)
             return True, None
         if peer.has_heard(hello):
             return True, None
         refusal = admission.refusal(self.places, peer, hello, self.outbox)
         if refusal is not None:
             peer.authenticate(0.0)  # not from the reader that lost its connection
-            self._answers.append((route, self._frame(What.REFUSED, body=refusal)))
+            self.replies.answer(route, self.replies.refused(refusal))
             if peer.is_here and peer.session == hello.session and peer.refuse():
-                return True, f"{peer.text(self.outbox.next, now)} was refused: {refusal.text}"
+                return True, f"{text_of(peer, self.outbox.next, now)} was refused: {refusal.text}"
             return True, None
         is_known = route == peer.route
         taken, cursor = peer.wants(hello)
@@ -251,7 +240,7 @@ class WriterSession:
             if relay is not None:
                 peer.apply(Event.SENT_TO_RELAY, now)
                 if relay.ring is not None:
-                    peer.say(self._welcome(peer))
+                    peer.say(self.replies.welcome(peer))
                 return is_known, None
             peer.attach(Event.ATTACHED, now)
         else:
@@ -263,13 +252,13 @@ class WriterSession:
                 return True, None
             self._connect(peer, route, hello, address, now)
             if is_behind:
-                peer.say(self._seen(peer))
+                peer.say(self.replies.seen(peer))
                 return is_known, None
         if not peer.host:  # its readers may not have read what a relay has taken
             self._take(peer, taken, now)
-        peer.begin_stream(cursor, self._welcome(peer, cursor), now)
-        if self.is_everybody_here:
-            peer.say(self._frame(What.READY))
+        peer.begin_stream(cursor, self.replies.welcome(peer, cursor), now)
+        if self.readiness.is_everybody_here:
+            peer.say(self.replies.frame(What.READY))
         return is_known, None
 
     def _may_resend(self, peer: Peer, route: bytes, begin: Cursor) -> bool:
@@ -281,7 +270,7 @@ class WriterSession:
         peer.resend(self.outbox.bytes_between(begin, peer.cursor))
         if peer.resent_bytes <= self._options.window_bytes:
             return True
-        self._reject(route)
+        self.replies.reject(route)
         return False
 
     def _connect(self, peer: Peer, route: bytes, hello: Hello, address: str, now: float) -> None:
@@ -290,7 +279,7 @@ class WriterSession:
             holder.lose(now)
         former = self.places.move(peer, route)
         if former is not None:
-            self._reject(former)
+            self.replies.reject(former)
         peer.connect(route, hello.pid, address, hello.number, now)
 
     def _hear_bye(self, route: bytes, peer: Peer, now: float) -> None:
@@ -300,7 +289,7 @@ class WriterSession:
             peer.forget()
         else:
             self._part_readers(now)
-        self._answers.append((route, self._frame(What.LEFT, peer.greeting)))
+        self.replies.answer(route, self.replies.frame(What.LEFT, peer.greeting))
 
     def _hear_report(self, teller: Peer, report: Report, now: float) -> bool:
         """A relay's report on the readers behind it, or such a reader's on itself; returns whether
@@ -314,7 +303,7 @@ class WriterSession:
                 teller.relay_through((report.name, report.ring_id))
                 for peer in self.places.behind(teller):
                     if peer.is_absent:
-                        peer.say(self._welcome(peer))
+                        peer.say(self.replies.welcome(peer))
         for peer, row in rows:
             # Only its own key makes a place attached.
             if peer.is_absent and peer is teller and peer.via is not None:
@@ -332,11 +321,12 @@ class WriterSession:
                 is_own = peer is teller
                 peer.apply(Event.STOPPED_READING if is_own else Event.REPORTED_CLOSED, now)
         if teller.via is not None and teller.is_here:
-            teller.say(self._seen(teller))
+            teller.say(self.replies.seen(teller))
         elif teller.via is not None and teller.is_absent and teller.route is not None:
-            self._reject(teller.route)  # its HELLO was interrupted: it greets again when it is back
+            # Its HELLO was interrupted: it greets again when it is back.
+            self.replies.reject(teller.route)
         elif teller.via is not None:
-            teller.say(self._frame(What.REFUSED, body=admission.declared_dead(teller)))
+            teller.say(self.replies.refused(admission.declared_dead(teller)))
         return is_news
 
     def _take(self, peer: Peer, sequence: int, now: float) -> bool:
@@ -352,23 +342,6 @@ class WriterSession:
         peer.take(sequence, self.outbox.end_of(sequence), now)
         self._has_taken = True
         return True
-
-    def _frame(self, what: What, sequence: int = 0, body: msgspec.Struct | None = None) -> bytes:
-        return control(Header(what, self.epoch, sequence), body)
-
-    def _seen(self, peer: Peer) -> bytes:
-        """The answer to a reader behind a relay: whether that relay is still there."""
-        if peer.via is None:
-            return self._frame(What.REFUSED, body=admission.NO_RELAY)
-        return self._frame(What.SEEN)
-
-    def _welcome(self, peer: Peer, begin: Cursor = (0, 0)) -> bytes:
-        """The WELCOME: where the stream begins, or which ring to make or read from."""
-        sequence, piece = begin
-        ring = self.places.ring_of(peer, self._ring_sizes) if peer.host else None
-        options = self._options
-        body = Welcome(self._pid, options.window, options.window_bytes, peer.greeting, ring)
-        return control(Header(What.WELCOME, self.epoch, sequence, piece=piece), body)
 
     # Connections ------------------------------------------------------------------------------
 
@@ -396,11 +369,12 @@ class WriterSession:
         if peer is None:
             return
         if peer.is_absent:
-            self._reject(route)  # it attaches anew if it lives
+            self.replies.reject(route)  # it attaches anew if it lives
         elif peer.via is None:
             peer.fall_silent()
             self._die(peer, Event.TIMED_OUT, why, now)
-            self._reject(route)  # its descriptor and frames would stay until the kernel gives up
+            # Its descriptor and frames would stay until the kernel gives up.
+            self.replies.reject(route)
 
     def moved(self, route: bytes, nbytes: int, now: float) -> None:
         """Notes the bytes that a peer's host has received. Not progress for ever: a reader that
@@ -422,7 +396,7 @@ class WriterSession:
         """A reader's frame may have been lost: asks each to acknowledge again."""
         for peer in self._peers:
             if peer.link is Link.STREAMING:
-                peer.say(self._frame(What.AGAIN))
+                peer.say(self.replies.frame(What.AGAIN))
 
     # Time -------------------------------------------------------------------------------------
 
@@ -461,13 +435,13 @@ class WriterSession:
 
     def _die(self, peer: Peer, event: Event, why: str, now: float) -> None:
         word = Refused("gone", f"reader {peer.rank} is dead: {why}")
-        peer.die(event, why, self._frame(What.REFUSED, body=word), now)
+        peer.die(event, why, self.replies.refused(word), now)
         self._part_readers(now)
 
     def _part_readers(self, now: float) -> None:
         """Readers behind a relay that has ended go on alone, as do those that were attaching."""
         for peer in self.places.parted():
-            peer.say(self._frame(What.REFUSED, body=admission.NO_RELAY))
+            peer.say(self.replies.refused(admission.NO_RELAY))
             peer.part(now)
 
     def has_dead(self) -> bool:
@@ -493,26 +467,6 @@ class WriterSession:
     def count_absent(self) -> int:
         """The remote readers that have not attached."""
         return len(self.places.absent())
-
-    def answer(self, here: list[str], now: float) -> None:
-        """Answers who asked; `here` names the absent readers on this host."""
-        self.is_asked = False
-        frame = self._frame(What.READY)
-        if not self.is_everybody_here:
-            names = self.places.absent_texts(here, self.outbox.next, now)
-            free = [peer.place for peer in self.places.absent()]
-            absent = Absent(names[:MOST_NAMED], free, len(names) - len(free))
-            frame = self._frame(What.ABSENT, body=absent)
-        for peer in self._peers:
-            if peer.asks:
-                peer.answer(frame)
-
-    def announce_ready(self) -> None:
-        """Tells the readers that everybody has attached, here and elsewhere."""
-        if not self.is_everybody_here:
-            self.is_everybody_here = True
-            for peer in self._peers:
-                peer.say(self._frame(What.READY))
 
     def keep_place(
         self, rank: int, now: float, renew: Callable[[int], None], *, is_unshared: bool = False
