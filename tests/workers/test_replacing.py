@@ -155,13 +155,13 @@ def test_a_process_that_never_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
     group: WorkerGroup[Model]
     with WorkerGroup(None, 1, start=begin, timeout=PATIENCE, recover=recover) as group:
-        monkeypatch.setattr(group, "_timeout", 0.05)
+        monkeypatch.setattr(group._healing, "_timeout", 0.05)
         with pytest.raises(CallTimedOut, match="workers were not ready"):
             group.replace(0)
         with pytest.raises(CallTimedOut, match="workers were not ready: worker 0"):
             group.call(Model.step, 1)
         assert not seen
-        monkeypatch.setattr(group, "_timeout", PATIENCE)
+        monkeypatch.setattr(group._healing, "_timeout", PATIENCE)
         group.replace(0)
         assert group.call(Model.step, 1) == [(0, 1)]
         assert seen == [[0]]

@@ -6,18 +6,42 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from memlane import Gather
 from memlane._base.deadline import Deadline
 
 if TYPE_CHECKING:
-    from memlane.workers.answers import Answers
-    from memlane.workers.sending import Sender
+    from collections.abc import Iterable
+
     from memlane.workers.table import Pending
+
+    Waits = tuple[Callable[[], bool], list[int]] | None
 
 
 T = TypeVar("T")
+
+
+class Receiving(Protocol):
+    """The way back from the workers."""
+
+    followers: list[Any]
+    is_closed: bool
+
+    def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool: ...
+
+
+class Sending(Protocol):
+    """The way to the workers."""
+
+    needs_heal: Callable[[], bool]
+
+    def attempt(self, pending: Pending, message: list[Any], deadline: Deadline) -> Waits: ...
+    def attempt_at_once(self, pending: Pending, message: list[Any]) -> tuple[bool, Waits]: ...
+    def must_be_in_time(
+        self, has_room: bool, pending: Pending, full: list[int], deadline: Deadline
+    ) -> None: ...
+    def heal_now(self, ranks: Iterable[int]) -> None: ...
 
 
 class _Waiter:
@@ -43,7 +67,7 @@ class _Waiter:
 class Loops:
     """The event loops in which coroutines wait. The first of each takes what has come, for all."""
 
-    def __init__(self, answers: Answers, gather: Gather[Any]) -> None:
+    def __init__(self, answers: Receiving, gather: Gather[Any]) -> None:
         self._answers, self._gather = answers, gather
         self._waiters: dict[asyncio.AbstractEventLoop, list[_Waiter]] = {}
 
@@ -88,7 +112,7 @@ class Loops:
         return await asyncio.to_thread(call)
 
     async def submit(
-        self, sender: Sender, pending: Pending, message: list[Any], deadline: Deadline
+        self, sender: Sending, pending: Pending, message: list[Any], deadline: Deadline
     ) -> None:
         """As `Sender.submit`. If it is cancelled, no worker gets the call, unless there was no
         space in the queue."""

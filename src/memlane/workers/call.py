@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from memlane._base.deadline import Deadline
 from memlane.errors import TimedOut
@@ -14,9 +14,31 @@ from memlane.workers.serving import add_note
 from memlane.workers.table import Pending
 
 if TYPE_CHECKING:
-    from memlane.workers.group import WorkerGroup
+    from itertools import count
+
+    from memlane.workers.answers import Answers
+    from memlane.workers.callbacks import Callbacks
 
 R = TypeVar("R")
+
+
+class CallingGroup(Protocol):
+    """The members of a group that its calls and streams use."""
+
+    _answers: Answers
+    _callbacks: Callbacks
+    _keys: count[int]
+
+    @property
+    def pids(self) -> list[int]: ...
+    def _cancel(self, pending: Pending, kill: bool) -> None: ...
+    def _send(
+        self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]
+    ) -> Call[Any]: ...
+    async def _asend(
+        self, ranks: tuple[int, ...], seconds: float | None, name: str, message: list[Any]
+    ) -> Call[Any]: ...
+    def _end_stream(self, key: int, ranks: tuple[int, ...]) -> None: ...
 
 
 class Call(Generic[R]):
@@ -27,7 +49,7 @@ class Call(Generic[R]):
         ranks: the workers that run it.
     """
 
-    def __init__(self, group: WorkerGroup[Any], pending: Pending, deadline: Deadline) -> None:
+    def __init__(self, group: CallingGroup, pending: Pending, deadline: Deadline) -> None:
         self._group, self._receiver = group, group._answers
         self._pending, self._deadline = pending, deadline
         self.name, self.ranks = pending.name, pending.ranks

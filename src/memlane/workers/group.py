@@ -8,18 +8,14 @@ from contextlib import suppress
 from copy import copy
 from itertools import count
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 from memlane import (
     Closed,
     ConcurrentUse,
     Gather,
-    Handle,
     InvalidArgument,
-    PeerDied,
     QueueStatistics,
-    TimedOut,
-    WorkerDied,
     WrongProcess,
 )
 from memlane._base.arguments import integer_from
@@ -29,7 +25,8 @@ from memlane._base.lifetime import Owned
 from memlane.workers.answers import Answers
 from memlane.workers.call import Call
 from memlane.workers.callbacks import Callbacks
-from memlane.workers.processes import Process, Processes, Starter, shielded
+from memlane.workers.healing import Healing
+from memlane.workers.processes import Processes, Starter
 from memlane.workers.sending import Sender
 from memlane.workers.store import WorkersStore
 from memlane.workers.stream import Stream
@@ -44,7 +41,6 @@ P = ParamSpec("P")
 _MOST_WORKERS = 1 << 12
 _ON_DEATH = ("raise", "replace", "restart")
 _LONGEST_NAME = 26  # with ".answers" that of a gather
-_MOST_STARTS = 3  # of a worker that dies each time before it is recovered
 _LEAVING_SECONDS = 1.0  # for a worker without a call
 _BROKEN_OFF_SECONDS = 1.0  # for calls under way, when the block of a group was left by an exception
 
@@ -263,7 +259,6 @@ class WorkerGroup(Workers[W], Owned):
             raise InvalidArgument(
                 "with start=, workers print where their own program does: no prefix"
             )
-        self._start = start
         if on_death not in _ON_DEATH:
             raise InvalidArgument(f"on_death must be one of {_ON_DEATH}, not {on_death!r}")
         deadline = Deadline(timeout)
@@ -273,12 +268,8 @@ class WorkerGroup(Workers[W], Owned):
             id(f): name for base in classes for name, f in vars(base).items() if callable(f)
         }
         ring = {"max_chunks": most + 2, "max_chunk_bytes": max_chunk_bytes}
-        self.generation = 0
         self._keys = count()  # of streams
-        self._on_death, self._recover, self._timeout = on_death, recover, timeout
-        self._unrecovered: set[int] = set()
-        self._starts = dict.fromkeys(self._ranks, 0)  # of replacements that were not recovered
-        self._is_closed = self._is_ready = self._is_healing = False
+        self._is_closed = False
         self._processes = Processes()
         self._table = Table(self.world, most)
         label = _label(factory) if name is None else checked_label(name, _LONGEST_NAME)
@@ -292,22 +283,36 @@ class WorkerGroup(Workers[W], Owned):
         if store is not None:
             given = store, self.world, f"{label}.store", self._table, self._answers
             self._store = self._sender.store = WorkersStore(*given)
-        table, unrecovered, own = self._table, self._unrecovered, WeakMethod(self._heal)
+        own = ref(self)  # else a circle would keep a dropped group
+
+        def recovered(ranks: list[int]) -> None:
+            if recover is not None and (group := own()) is not None:
+                recover(group, ranks)
+
+        self._healing = Healing(
+            *(self._table, self._processes, self._gather, self._answers, self._sender),
+            *(self.world, start, on_death, recovered, timeout),
+        )
+        method = WeakMethod(self._healing.heal)
 
         def heal(ranks: Iterable[int]) -> None:
-            if (method := own()) is not None:  # else a circle would keep a dropped group
-                method(ranks)
+            if (call := method()) is not None:  # as above
+                call(ranks)
 
+        table, unrecovered = self._table, self._healing.unrecovered
         self._sender.heal = heal
         self._sender.needs_heal = lambda: bool(table.deaths or unrecovered)
         self._own(self._processes.kill)
         try:
-            starts = [self._begin(rank, *self._sender.handles(rank)) for rank in self._ranks]
-            self._until_ready(starts, deadline)
+            self._healing.start(deadline)
         except BaseException:
             self.kill()
             raise
-        self._is_ready = True
+
+    @property
+    def generation(self) -> int:
+        """The number of workers that were replaced."""
+        return self._healing.generation
 
     @property
     def _group(self) -> WorkerGroup[W]:
@@ -328,92 +333,6 @@ class WorkerGroup(Workers[W], Owned):
 
     # Starting and ending -------------------------------------------------------------------------
 
-    def _begin(self, rank: int, calls: Handle, cancels: Handle, lane: Handle | None) -> Pending:
-        """Starts the process of a rank, and does not wait for it."""
-        death, before = self._table.deaths.get(rank), self._processes.find(rank)
-        try:
-            start, answers = self._table.start(rank), self._gather.export_handle(rank)
-            store = None if self._store is None else self._store._storage.handle()
-            ticket = Ticket(rank, self.world, calls, answers, cancels, lane, store)
-            with shielded():
-                self._processes.add(Process(rank, self._start(ticket)))
-        except BaseException:
-            if death is not None and self._processes.find(rank) is before:  # it has no other one
-                self._table.die(rank, death)
-                self._sender.release(rank)
-            raise
-        return start
-
-    def _until_ready(self, starts: list[Pending], deadline: Deadline) -> None:
-        """Returns when all workers are ready; their queues have no names then."""
-        pids, is_attached = self._processes.pids, True
-        try:
-            self._sender.wait_until_ready(deadline, pids)
-            if not self._is_ready:  # else other threads may receive
-                self._gather.wait_until_ready(deadline.timeout_left(), processes=pids)
-        except TimedOut:
-            is_attached = False
-            self._answers.wait(lambda: False, Deadline(0))
-        except PeerDied as error:
-            rank = self._processes.rank_of(error.pid)
-            if rank is not None:
-                self._answers.note_death(rank)
-        is_over = self._answers.wait(
-            lambda: all(s.is_settled() for s in starts) or any(s.errors for s in starts), deadline
-        )
-        for start in starts:
-            for rank, failure in start.errors.items():
-                if self._is_ready:  # else all are killed
-                    self._answers.note_death(rank)
-                raise failure
-            for rank, pid in start.values.items():
-                self._processes.of(rank).pid = pid
-        if not is_over or not (starts or is_attached):
-            late = [rank for start in starts for rank in start.missing] or self._unrecovered
-            raise self._answers.late("workers were not ready", late, deadline.timeout)
-
-    def _heal(self, ranks: Iterable[int]) -> None:
-        """Replaces workers that have died, or raises for them, before a call of these. With the
-        sender's lock held."""
-        deaths = self._table.deaths
-        if self._is_healing:  # `recover` calls
-            for rank in ranks:
-                if rank in deaths:
-                    raise copy(deaths[rank])
-            return
-        while deaths or self._unrecovered:
-            for rank, death in [*deaths.items()]:
-                if self._on_death == "raise" or self._starts[rank] >= _MOST_STARTS:
-                    raise copy(death)  # whose traceback keeps this call's frames
-            try:
-                everybody = self._on_death == "restart" and deaths
-                self._replace(self._ranks if everybody else [*deaths])
-            except WorkerDied:
-                if not deaths:
-                    raise
-
-    def _replace(self, ranks: Iterable[int]) -> None:
-        self._is_healing = True
-        try:
-            for rank in ranks:
-                if rank not in self._table.deaths:
-                    self._processes.of(rank).kill()
-                    self._answers.note_death(rank)
-            starts = []
-            for rank in ranks:
-                self._unrecovered.add(rank)
-                self._starts[rank] += 1
-                self.generation += 1
-                starts.append(self._begin(rank, *self._sender.readmit(rank)))
-            self._until_ready(starts, Deadline(self._timeout))
-            new = sorted(self._unrecovered - self._table.deaths.keys())
-            if self._recover is not None and new:
-                self._recover(self, new)
-            self._starts.update(dict.fromkeys(new, 0))
-            self._unrecovered.difference_update(new)
-        finally:
-            self._is_healing = False
-
     def replace(self, *ranks: int) -> None:
         """Starts other processes in the place of these workers; kills those that live. Returns when
         they are ready and recovered. Calls that they have not answered raise `WorkerDied`.
@@ -425,7 +344,7 @@ class WorkerGroup(Workers[W], Owned):
         chosen = self[dict.fromkeys(ranks)].ranks
         with self._sender.lock:
             self._check()
-            self._replace(chosen)
+            self._healing.replace(chosen)
 
     def check(self, timeout: float = 0.0) -> None:
         """Waits that many seconds for a death: a rest between calls that notices one at once.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 from memlane import (
@@ -30,8 +30,10 @@ from memlane._base.deadline import Deadline
 from memlane._locks import Lock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from memlane import CallTimedOut
-    from memlane.workers.answers import Answers
+    from memlane.workers.awaiting import Loops
     from memlane.workers.table import Pending, Table
 
 _LARGEST = 2**31 - 16  # bytes of an allocation
@@ -103,13 +105,22 @@ class _Storage(SingleWriterShmObjectStorage):
         return id not in self.living
 
 
+class Waiting(Protocol):
+    """The waits of a group for its workers' answers."""
+
+    @property
+    def loops(self) -> Loops: ...
+    def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool: ...
+    def late(self, text: str, ranks: Iterable[int], timeout: float | None) -> CallTimedOut: ...
+
+
 class WorkersStore:
     """The store of a group: `group.store`, if it was made with `store=` bytes.
 
     Threads may share it.
     """
 
-    def __init__(self, nbytes: int, world: int, name: str, table: Table, answers: Answers) -> None:
+    def __init__(self, nbytes: int, world: int, name: str, table: Table, answers: Waiting) -> None:
         nbytes = integer_from("store", nbytes, 1024)
         self._storage = _Storage(nbytes, world, name)
         self._table, self._answers = table, answers

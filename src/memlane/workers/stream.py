@@ -10,8 +10,7 @@ from memlane.errors import Closed, MemlaneError, WorkerDied
 from memlane.workers.ticket import NEXT, START
 
 if TYPE_CHECKING:
-    from memlane.workers.call import Call
-    from memlane.workers.group import WorkerGroup
+    from memlane.workers.call import Call, CallingGroup
 
 R = TypeVar("R")
 
@@ -29,7 +28,7 @@ class Stream(Generic[R]):
 
     def __init__(
         self,
-        group: WorkerGroup[Any],
+        group: CallingGroup,
         ranks: tuple[int, ...],
         seconds: float | None,
         name: str,
