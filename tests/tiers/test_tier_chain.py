@@ -572,11 +572,11 @@ def test_a_wait_that_is_over_is_woken_by_nobody(
     ):
 
         def closing(descriptor: int) -> None:
-            found.append(len(chain._waiting))
+            found.append(len(chain._progress._waiting))
             close(descriptor)
 
         patched.setattr(os, "close", closing)
-        assert not chain._wait(lambda: False, Deadline(0.01))
+        assert not chain._progress.wait(lambda: False, Deadline(0.01))
     assert found
     assert not any(found)
 
@@ -619,8 +619,8 @@ def test_a_report_that_another_thread_takes_wakes_whoever_waits() -> None:
         found: list[int] = []
         waiting = threading.Thread(target=lambda: found.append(one.find(1, timeout=None)))
         waiting.start()
-        until(lambda: bool(one.chain._waiting), "it waits")
-        with one.chain._lock:  # so that this thread is first
+        until(lambda: bool(one.chain._progress._waiting), "it waits")
+        with one.chain._progress.lock:  # so that this thread is first
             tier.speak()
             one.chain.poll()
         waiting.join(PATIENCE)

@@ -2,8 +2,8 @@
 
 The chain has no thread. Tiers work by themselves; the chain takes their reports in its own calls
 and in the pool's `reserve`, and all that follows from them happens there, under one lock. What is
-under way is in `moves.py`, and what one tier was asked for in `linked.py`; here are the calls, the
-lock, and the only waits. A signal's handler may raise anywhere: the lock is taken by `with` alone.
+under way is in `moves.py`, what one tier was asked for in `linked.py`, the lock and the only waits
+are in `progress.py`; here are the calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -20,20 +19,17 @@ from math import inf
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
-from weakref import WeakSet
 
 import numpy as np
 
 from memlane._base.arguments import integer_from, items_of
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
-from memlane._locks import Lock
 from memlane.errors import (
     Closed,
     ConcurrentUse,
     InvalidArgument,
     InvalidType,
-    MemlaneError,
     TimedOut,
     Unsupported,
     WrongProcess,
@@ -41,12 +37,10 @@ from memlane.errors import (
 from memlane.tiers.linked import Flush, Link, TierUse
 from memlane.tiers.moves import AT_A_TIME, Ban, Moves
 from memlane.tiers.pool import Backing, BlockPool, Pin, Reservation
+from memlane.tiers.progress import Progress
 from memlane.tiers.tier import Namespace, Rows, Tier, has_epochs
-from memlane.tiers.waiting import Wakeup
 
 Admission = Literal["all", "second"]
-
-_MOST_WAIT = 3600.0  # seconds, of one wait
 
 
 @dataclass(frozen=True)
@@ -161,9 +155,7 @@ class TierChain:
         memory = np.frombuffer(memoryview(rows).cast("B"), np.uint8).reshape(held.count, -1)
         self._pool = pool
         self._pid = os.getpid()
-        self._lock = Lock()
         self._hits = 0
-        self._waiting: WeakSet[Wakeup] = WeakSet()  # of calls under way; changed with the lock
         self._is_closed = False
         self._ready = select.epoll()
         try:
@@ -179,6 +171,7 @@ class TierChain:
             declines_first=admission == "second",
             timeout=seconds,
         )
+        self._progress = Progress(self._moves)
         backing.begin(self._reserve)
 
     # Calls -----------------------------------------------------------------------------------
@@ -200,7 +193,7 @@ class TierChain:
         """
         deadline = Deadline(timeout)
         self._check()
-        self._advance(self._moves.at_work())
+        self._progress.advance(self._moves.at_work())
         asked = items_of("keys", keys)
         pin = self._pool.pin(asked)
         try:
@@ -210,7 +203,7 @@ class TierChain:
                 run = self._begin(asked[len(pin.ids) :], self._moves.links)
                 if not run:
                     break
-                is_in_time = self._wait(partial(self._moves.is_loaded, run), deadline)
+                is_in_time = self._progress.wait(partial(self._moves.is_loaded, run), deadline)
                 stored = zip(run, self._pool.has(run), strict=True)
                 loaded = [key for key, _ in takewhile(itemgetter(1), stored)]
                 pin.extend(self._pool.pin(loaded))
@@ -228,7 +221,7 @@ class TierChain:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `fetch`.
         """
         self._check()
-        self._advance(self._moves.at_work())
+        self._progress.advance(self._moves.at_work())
         self._begin(items_of("keys", keys), self._moves.links)
 
     def poll(self) -> None:
@@ -239,7 +232,7 @@ class TierChain:
             Closed, WrongProcess: as `fetch`.
         """
         self._check()
-        self._advance(self._moves.links)
+        self._progress.advance(self._moves.links)
 
     def fileno(self) -> int:
         """A descriptor that is readable while `poll` has something to do. It is the chain's: never
@@ -318,7 +311,7 @@ class TierChain:
             Closed, WrongProcess: as `fetch`.
         """
         self._check()
-        with self._lock:
+        with self._progress.lock:
             now = time.monotonic()
             moves = self._moves
             return ChainStatistics(
@@ -328,8 +321,8 @@ class TierChain:
                 dropped=moves.counts["dropped"],
                 declined=moves.counts["declined"],
                 spare=moves.spare(),
-                storing=moves.storing(),
-                loading=len(moves.loading()),
+                storing=moves.jobs.storing(),
+                loading=len(moves.jobs.loading()),
                 tiers=tuple(link.use(now) for link in moves.links),
             )
 
@@ -352,7 +345,7 @@ class TierChain:
         """
         deadline = Deadline(timeout)
         self._check()
-        if self._is_interrupted:
+        if self._progress.is_interrupted:
             raise ConcurrentUse("this chain is in the middle of another call of this thread")
         return self._flush(deadline)
 
@@ -374,19 +367,21 @@ class TierChain:
         deadline = Deadline(timeout)
         if self._is_closed or os.getpid() != self._pid:
             return
-        is_interrupted = self._is_interrupted
+        is_interrupted = self._progress.is_interrupted
         stores = store and not self._moves.is_closing and not is_interrupted
         if stores and not self._flush(deadline) and not self._moves.is_closing:
             warn("a tier chain was closed before every block of its pool was stored")
-        with self._lock:
+        with self._progress.lock:
             self._moves.is_closing = True
             self._moves.backing.end()
         if is_interrupted:  # what it interrupts may be about to begin a store
             why = "a tier chain is in the middle of another call of this thread; close it again"
             raise TimedOut(why, timeout)
-        if not self._wait(lambda: not any(link.all_jobs for link in self._moves.links), deadline):
+        if not self._progress.wait(
+            lambda: not any(link.all_jobs for link in self._moves.links), deadline
+        ):
             raise TimedOut("a tier chain has blocks under way; its rows must not be freed", timeout)
-        with self._lock:
+        with self._progress.lock:
             if not self._is_closed:
                 self._moves.reclaim()
                 self._moves.release_memory()
@@ -407,75 +402,13 @@ class TierChain:
         if self._moves.is_closing:
             raise Closed("this chain is closed")
 
-    # Waiting -----------------------------------------------------------------------------------
-
-    @property
-    def _is_interrupted(self) -> bool:
-        """True if this is called by a signal's handler, or by a tier, in the middle of a change:
-        this thread has the lock already."""
-        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
-
-    def _wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
-        """Takes reports until that is so, or the deadline."""
-        if self._is_interrupted:
-            return is_done()
-        bell: Wakeup | None = None
-        try:
-            while True:
-                self._advance(self._moves.links)
-                with self._lock:
-                    if is_done():
-                        return True
-                now = time.monotonic()
-                if deadline.end <= now:
-                    return False
-                if bell is None:
-                    bell = Wakeup()
-                    with self._lock:
-                        self._waiting.add(bell)
-                    continue  # for what another thread took before there was a bell
-                ready = select.poll()
-                ready.register(bell.descriptor, select.POLLIN)
-                for link in self._moves.links:
-                    is_at_work = self._moves.searches or link.all_jobs
-                    if is_at_work and not link.poll_outage.lasts(now):
-                        with suppress(MemlaneError):  # it is closed: the next turn ends its jobs
-                            ready.register(link.tier.fileno(), select.POLLIN)
-                dues = [search.due for search in [*self._moves.searches]]
-                until = min([deadline.end, *dues, *(link.wakes_at() for link in self._moves.links)])
-                ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
-                bell.clear()
-        finally:
-            if bell is not None:  # a weak reference still gives it while its last one closes it
-                with self._lock:
-                    self._waiting.discard(bell)
-
-    def _advance(self, links: list[Link]) -> None:
-        """Takes the reports of these tiers."""
-        if self._is_interrupted:
-            return
-        has_any, moves = True, self._moves  # also if it is interrupted
-        try:
-            with self._lock:
-                now = time.monotonic()
-                has_any = sum(moves.take_reports(link, now) for link in links) > 0
-                has_any |= moves.go_on(now)
-                if has_any or moves.backing.aside() != moves.kept_rows():
-                    moves.reclaim()
-        finally:
-            if has_any:
-                with self._lock:
-                    waiting = [*self._waiting]
-                for bell in waiting:
-                    bell.wake()
-
     # Storing and loading ------------------------------------------------------------------------
 
     def _reserve(self, keys: list[bytes]) -> Reservation:
         """`BlockPool.reserve`, while the pool has this chain."""
-        is_interrupted = self._is_interrupted
-        self._advance(self._moves.at_work())
-        with self._lock:
+        is_interrupted = self._progress.is_interrupted
+        self._progress.advance(self._moves.at_work())
+        with self._progress.lock:
             may_store = not (is_interrupted or self._moves.is_closing)
             if not is_interrupted:
                 self._moves.revoke_loads({*keys})
@@ -489,8 +422,10 @@ class TierChain:
         links = [link for link in self._moves.links if not link.is_read_only]
         if not links:
             return True
-        while self._wait(lambda: len(self._moves.flushing(flush)) < 2 * len(links), deadline):
-            with self._lock:
+        while self._progress.wait(
+            lambda: len(self._moves.jobs.of_flush(flush)) < 2 * len(links), deadline
+        ):
+            with self._progress.lock:
                 if self._moves.is_closing:  # by another thread: the rows may be the caller's
                     flush.has_failed = True
                     break
@@ -501,14 +436,14 @@ class TierChain:
                 wanted = [each for each in blocks if not self._moves.is_banned(each[0])]
                 for link in links:
                     flush.has_failed |= not self._moves.store(link, wanted, now, flush, pinned)
-        is_in_time = self._wait(lambda: not self._moves.flushing(flush), deadline)
+        is_in_time = self._progress.wait(lambda: not self._moves.jobs.of_flush(flush), deadline)
         return is_in_time and not flush.has_failed and not blocks
 
     def _begin(self, keys: list[bytes], links: list[Link]) -> list[bytes]:
         """Does as `_load_run`, but nothing in the middle of another change."""
-        if self._is_interrupted:
+        if self._progress.is_interrupted:
             return []
-        with self._lock:
+        with self._progress.lock:
             return self._moves.load_run(keys, links, time.monotonic())
 
     # Forgetting --------------------------------------------------------------------------------
@@ -520,12 +455,12 @@ class TierChain:
         of_tier: Callable[[Tier], None],
     ) -> None:
         """Drops `keys` (None: all); nothing is stored or loaded under them meanwhile."""
-        if self._is_interrupted:
+        if self._progress.is_interrupted:
             raise ConcurrentUse("this chain is in the middle of another call of this thread")
         failed: Exception | None = None
         ban = Ban(keys)
         try:
-            with self._lock:
+            with self._progress.lock:
                 self._moves.bans.add(ban)
                 of_pool([*(keys or ())])
                 for link in self._moves.links:

@@ -271,6 +271,42 @@ class Link:
             job.fail()
 
 
+class Jobs:
+    """The jobs of a chain's tiers that have not ended: the only record of what is under way, so
+    that nothing can contradict it after an interrupt."""
+
+    def __init__(self, links: list[Link]) -> None:
+        self._links = links
+
+    def of(self, kind: Kind) -> list[Job]:
+        return [job for link in self._links for job in link.all_jobs if job.kind == kind]
+
+    def of_flush(self, flush: Flush) -> list[Job]:
+        return [job for job in self.of("store") if job.flush is flush]
+
+    def storing(self) -> int:
+        """Returns how many blocks are being stored."""
+        return len({row for job in self.of("store") for row in job.rows})
+
+    def kept_rows(self) -> set[int]:
+        """Returns the rows of evicted blocks that are still being stored."""
+        return {row for job in self.of("store") if job.flush is None for row in job.rows}
+
+    def aside(self) -> dict[bytes, int]:
+        """Returns the rows of evicted blocks that are still being stored, by key."""
+        return {
+            key: row
+            for job in self.of("store")
+            if job.flush is None
+            for key, row in zip(job.keys, job.rows, strict=True)
+            if key not in job.revoked
+        }
+
+    def loading(self) -> set[bytes]:
+        """Returns the keys that are being loaded, but those that were forgotten meanwhile."""
+        return {key for job in self.of("load") for key in job.keys if key not in job.revoked}
+
+
 def _is_report(done: object) -> bool:
     """Checks a report's fields: tiers of users may return anything."""
     try:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from memlane._base.diagnosis import warn
 from memlane.errors import InvalidArgument
-from memlane.tiers.linked import Flags, Flush, Job, Kind, Link
+from memlane.tiers.linked import Flags, Flush, Job, Jobs, Link
 from memlane.tiers.pool import Backing, BlockPool, Reservation
 from memlane.tiers.tier import Done
 from memlane.tiers.waiting import LONGEST_PAUSE
@@ -70,6 +70,7 @@ class Moves:
 
     Attributes:
         links: the tiers, the fastest first.
+        jobs: what they were asked for.
         backing: the pool's inner side.
         counts: blocks, by what became of them.
         searches: keys that are looked for.
@@ -90,6 +91,7 @@ class Moves:
         timeout: float,
     ) -> None:
         self.links, self.backing = links, backing
+        self.jobs = Jobs(links)
         self.counts: Counter[str] = Counter()
         self.searches: list[Search] = []
         self.bans: WeakSet[Ban] = WeakSet()
@@ -108,36 +110,12 @@ class Moves:
 
     def spare(self) -> int:
         """Returns how many blocks what is evicted next can stay in."""
-        return self._spare - len(self.kept_rows())
-
-    def storing(self) -> int:
-        """Returns how many blocks are being stored."""
-        return len({row for job in self.jobs("store") for row in job.rows})
+        return self._spare - len(self.jobs.kept_rows())
 
     def at_work(self) -> list[Link]:
         if self.searches:
             return self.links
         return [link for link in self.links if link.all_jobs]
-
-    def jobs(self, kind: Kind) -> list[Job]:
-        return [job for link in self.links for job in link.all_jobs if job.kind == kind]
-
-    def kept_rows(self) -> set[int]:
-        """Returns the rows of evicted blocks that are still being stored."""
-        return {row for job in self.jobs("store") if job.flush is None for row in job.rows}
-
-    def loading(self) -> set[bytes]:
-        return {key for job in self.jobs("load") for key in job.keys if key not in job.revoked}
-
-    def _aside(self) -> dict[bytes, int]:
-        """The row of a block that was evicted, and is being stored."""
-        return {
-            key: row
-            for job in self.jobs("store")
-            if job.flush is None
-            for key, row in zip(job.keys, job.rows, strict=True)
-            if key not in job.revoked
-        }
 
     def is_loaded(self, keys: list[bytes]) -> bool:
         """Returns whether no answer about these keys, and no report of a load, is still
@@ -155,7 +133,7 @@ class Moves:
 
     def reclaim(self) -> None:
         """Returns rows whose stores have ended to the spare ones."""
-        unused = self.backing.aside() - self.kept_rows()
+        unused = self.backing.aside() - self.jobs.kept_rows()
         if unused:
             self.backing.reuse(unused)
         if self.is_closing:
@@ -221,7 +199,7 @@ class Moves:
 
     def revoke_loads(self, keys: set[bytes]) -> None:
         """A caller that computes a block does not wait for a load of it, which then is dropped."""
-        for job in self.jobs("load"):
+        for job in self.jobs.of("load"):
             revoked = [key for key in job.keys if key in keys and key not in job.revoked]
             if revoked:
                 job.revoked.update(revoked)
@@ -287,9 +265,6 @@ class Moves:
         keys, rows = [key for key, _ in blocks], [row for _, row in blocks]
         return link.begin(Job("store", keys, rows, flush=flush, pinned=pinned))
 
-    def flushing(self, flush: Flush) -> list[Job]:
-        return [job for job in self.jobs("store") if job.flush is flush]
-
     # Loading -----------------------------------------------------------------------------------
 
     def load_run(self, keys: list[bytes], links: list[Link], now: float) -> list[bytes]:
@@ -298,7 +273,7 @@ class Moves:
         nothing while the chain is being closed."""
         if self.is_closing:
             return []
-        loading = self.loading()
+        loading = self.jobs.loading()
         stored = {key for key, is_there in zip(keys, self._pool.has(keys), strict=True) if is_there}
         coming = loading | stored
         missing = [*dict.fromkeys(key for key in keys if key not in coming)]
@@ -349,7 +324,7 @@ class Moves:
         """Returns the first tier that has each key, or None if its block is still aside; and the
         keys that no tier has, but of which one does not know yet."""
         keys = [key for key in keys if not self.is_banned(key)]
-        aside = self._aside() if keys else {}
+        aside = self.jobs.aside() if keys else {}
         sources: dict[bytes, Link | None] = {key: None for key in keys if key in aside}
         unknown: set[bytes] = set()
         for link in links:
@@ -369,7 +344,7 @@ class Moves:
         """Copies blocks back that are aside."""
         if not keys:
             return
-        aside = self._aside()
+        aside = self.jobs.aside()
         with self.reserve(keys, now) as made:
             for key, block in made:
                 self._memory[block] = self._memory[aside[key]]

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -24,7 +24,7 @@ from memlane._base.diagnosis import warn
 from memlane.errors import Closed, system_fault
 from memlane.tiers.remote.answers import Answers
 from memlane.tiers.remote.blocks import Blocks
-from memlane.tiers.remote.refusals import Refusals
+from memlane.tiers.remote.health import Health
 from memlane.tiers.remote.requests import (
     LATE,
     Awaited,
@@ -36,7 +36,7 @@ from memlane.tiers.remote.requests import (
     Request,
     Work,
 )
-from memlane.tiers.remote.transport import ENDING, FAIR, Late, Transport
+from memlane.tiers.remote.transport import ENDING, Transport
 from memlane.tiers.remote.worker import Connect, Line, Queue, Worker
 from memlane.tiers.reports import Reports
 from memlane.tiers.tier import CHANGED, Done, Ticket
@@ -111,9 +111,7 @@ class Dispatcher:
         self._orders: deque[Order] = deque()  # that wait for stores
         self._drains: deque[Drain] = deque()
         self._batches = 0  # at the workers
-        self._waited = 0.0  # seconds without an answer, of batches whose deadlines were short
-        self._silent: set[str] = set()  # kinds of work that the server has not answered
-        self._refusals = Refusals()
+        self._health = Health(what, self.state.outage)
         self._workers: list[Worker] = []
         self._thread = threading.Thread(target=self._run, name="memlane-tier", daemon=True)
         try:
@@ -313,7 +311,7 @@ class Dispatcher:
 
     def _finish(self, batch: Batch, now: float) -> None:
         self._batches -= 1
-        self._judge(batch, now)
+        self._log_all(self._health.judge(batch, now))
         if batch.unanswered is not None:
             batch.end(batch.unanswered)
         match batch.of:
@@ -328,42 +326,18 @@ class Dispatcher:
             case Order() as order:
                 self._finish_order(order, batch, now)
 
-    def _judge(self, batch: Batch, now: float) -> None:
-        """Notes whether the server answers. Deadlines that were too short add up. A server that
-        answers small requests and no large ones is silent until it has answered a large one."""
-        outage = self.state.outage
-        kind = batch.of.kind if isinstance(batch.of, Call) else "small"
-        self._waited += batch.waited
-        has_failed = batch.unanswered is not None or (batch.waited and self._waited >= FAIR)
-        if has_failed:
-            if batch.waited:
-                self._silent.add(kind)
-            if outage.begin(now):
-                why = batch.unanswered or str(Late())
-                self._log(("%s does not answer (%s); it is skipped until it does", self._what, why))
-        if batch.unanswered is None and batch.refused is None and not batch.is_late():
-            self._silent -= {kind, "small"}
-            if not self._silent:
-                outage.end()
-            self._waited = 0.0
-        if batch.refused is not None:
-            self._log_refusals([batch.refused] * len(batch.places), now)
-
-    def _log_refusals(self, reasons: Sequence[str], now: float) -> None:
-        for reason, blocks in Counter(reasons).items():
-            if said := self._refusals.record(reason, blocks, now):
-                self._log((f"the server of {self._what} has refused blocks (%d): %s", said, reason))
-
-    def _log(self, line: Line) -> None:
-        """Has a worker log it: that may take its time."""
-        self._work.put((0, next(self._numbers), line))
+    def _log_all(self, lines: Iterable[Line]) -> None:
+        """Has a worker log them: that may take its time."""
+        for line in lines:
+            self._work.put((0, next(self._numbers), line))
 
     def _finish_blocks(self, call: Call, batch: Batch, now: float) -> None:
         counts = self.state.counts
         if batch.unanswered is None:
             known = (CHANGED, LATE, ENDING)
             texts = [each for each in batch.outcomes if isinstance(each, str)]
-            self._log_refusals([each for each in texts if each not in known], now)
+            refused = [each for each in texts if each not in known]
+            self._log_all(self._health.refused(refused, now))
         self.state.under_way -= len(batch.places)
         for place, outcome in zip(batch.places, batch.outcomes, strict=True):
             if outcome is True or outcome is False or outcome == CHANGED:
