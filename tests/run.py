@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
 
+from tests.support.punctual import SHARED, Control
+
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build/tests"
 LAST_RUN = WORK / "seconds.json"  # by file
@@ -117,7 +119,7 @@ class Group:
     def __str__(self) -> str:
         return f"{self.took:.0f} s, {self.computed:.0f} s of a core"
 
-    def run(self) -> tuple[int, str]:
+    def run(self, control: Control) -> tuple[int, str]:
         """Returns the exit status and what was printed.
 
         What it prints goes to a file: a process that a test left behind may still hold it open.
@@ -129,7 +131,8 @@ class Group:
             subprocess.Popen(
                 [str(ROOT / "tests/own_shm.sh"), *self.command],
                 cwd=ROOT,
-                env=NO_PLUGINS,
+                env={**NO_PLUGINS, SHARED: " ".join(map(str, control.files()))},
+                pass_fds=control.files(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -267,9 +270,9 @@ def _native(expected: float) -> Group:
 
 def run(groups: list[Group], jobs: int) -> Outcome:
     """Runs the groups in their order, `jobs` at once."""
-    outcome = Outcome()
+    outcome, control = Outcome(), Control()
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(group.run): group for group in groups}
+        futures = {pool.submit(group.run, control): group for group in groups}
         try:
             for future in as_completed(futures):
                 group, (status, output) = futures[future], future.result()
@@ -280,6 +283,7 @@ def run(groups: list[Group], jobs: int) -> Outcome:
             for process in list(_running):
                 process.terminate()
             raise
+    control.close()
     return outcome
 
 

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,19 +39,24 @@ PERIOD = 0.005
 """Seconds that the control sleeps each time."""
 _KEPT = 1 << 17
 """Wake-ups that are remembered: of ten minutes and more."""
+_BYTES = 8 + 24 * _KEPT
 _MOST = 4
 """Processors that are watched."""
 _FORGIVEN = 3.0
 """The multiple of the promised time that a lack of processors may add."""
 _PRESSURE = Path("/proc/pressure/cpu")
+SHARED = "MEMLANE_TESTS_CONTROL"
+"""The variable with the descriptors of a control that runs already: several groups share one."""
 _control: "Control | None" = None
 
 
 class Control:
-    """Processes that only wake up, each on a processor of its own."""
+    """Processes that only wake up, each on a processor of its own; or the notes of some that run
+    already, in these files."""
 
-    def __init__(self) -> None:
-        self._wakers = [Waker(cpu) for cpu in sorted(os.sched_getaffinity(0))[:_MOST]]
+    def __init__(self, files: Sequence[int] = ()) -> None:
+        cpus = sorted(os.sched_getaffinity(0))[:_MOST]
+        self._wakers = [Notes(file) for file in files] or [Waker(cpu) for cpu in cpus]
 
     def late(self, since: float, moment: float) -> float:
         """Seconds that the latest of them was late in that window."""
@@ -61,22 +66,59 @@ class Control:
         """Seconds of that window in which somebody waited for a processor."""
         return self._wakers[0].pressed(since, moment)
 
+    def files(self) -> list[int]:
+        """Descriptors of the notes, for processes that inherit them and set `SHARED`."""
+        return [waker.file for waker in self._wakers]
+
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, if they are this one's."""
         for waker in self._wakers:
             waker.close()
 
 
-class Waker:
-    """A process that only wakes up, and notes when, and how late it has been in sum."""
+class Notes:
+    """The moments at which a process woke up, and how late it has been in sum."""
 
-    def __init__(self, cpu: int) -> None:
-        self._memory = mmap.mmap(-1, 8 + 24 * _KEPT)
-        self._pressure: int | None = None
+    def __init__(self, file: int) -> None:
+        self.file = file
+        os.set_inheritable(file, False)
+        self._memory = mmap.mmap(file, _BYTES)
         self._count = memoryview(self._memory)[:8].cast("Q")
         notes = memoryview(self._memory)[8:].cast("d")
         self._moments, self._sums = notes[:_KEPT], notes[_KEPT : 2 * _KEPT]
         self._pressures = notes[2 * _KEPT :]
+
+    def late(self, since: float, moment: float) -> float:
+        """Seconds that it was late in that window, to the first wake-up after it."""
+        return self._grown(self._sums, since, moment)
+
+    def pressed(self, since: float, moment: float) -> float:
+        """Seconds that somebody waited for a processor in that window."""
+        return self._grown(self._pressures, since, moment)
+
+    def _grown(self, sums: "memoryview[float]", since: float, moment: float) -> float:
+        def woke(number: int) -> float:
+            return self._moments[number % _KEPT]
+
+        until(lambda: woke(self._count[0] - 1) >= moment, "the control wakes up")
+        kept = range(max(0, self._count[0] - _KEPT + 1), self._count[0])
+        first = kept[max(0, bisect_right(kept, since, key=woke) - 1)]
+        last = kept[bisect_left(kept, moment, key=woke)]
+        return sums[last % _KEPT] - sums[first % _KEPT]
+
+    def close(self) -> None:
+        """Forgets the notes."""
+        os.close(self.file)
+
+
+class Waker(Notes):
+    """A process that only wakes up, and notes it."""
+
+    def __init__(self, cpu: int) -> None:
+        file = os.memfd_create("control")
+        os.truncate(file, _BYTES)
+        super().__init__(file)
+        self._pressure: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             self._run()
@@ -112,26 +154,9 @@ class Waker:
         some = os.pread(self._pressure, 200, 0).partition(b"\n")[0]
         return int(some.rpartition(b"=")[2]) / 1e6
 
-    def late(self, since: float, moment: float) -> float:
-        """Seconds that it was late in that window, to the first wake-up after it."""
-        return self._grown(self._sums, since, moment)
-
-    def pressed(self, since: float, moment: float) -> float:
-        """Seconds that somebody waited for a processor in that window."""
-        return self._grown(self._pressures, since, moment)
-
-    def _grown(self, sums: "memoryview[float]", since: float, moment: float) -> float:
-        def woke(number: int) -> float:
-            return self._moments[number % _KEPT]
-
-        until(lambda: woke(self._count[0] - 1) >= moment, "the control wakes up")
-        kept = range(max(0, self._count[0] - _KEPT + 1), self._count[0])
-        first = kept[max(0, bisect_right(kept, since, key=woke) - 1)]
-        last = kept[bisect_left(kept, moment, key=woke)]
-        return sums[last % _KEPT] - sums[first % _KEPT]
-
     def close(self) -> None:
         """End the process."""
+        super().close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         LASTING.discard(self.pid)
@@ -141,7 +166,7 @@ def start_control() -> Control:
     """Start this process's control: before the first window, and before other threads."""
     global _control
     assert _control is None
-    _control = Control()
+    _control = Control([int(file) for file in os.environ.pop(SHARED, "").split()])
     return _control
 
 
