@@ -58,11 +58,14 @@ class Flow:
             self.writer.enqueue(numbered(self.sent, 100), PATIENCE)
             self.sent += 1
 
-    def rate(self, is_over: Callable[[], object]) -> float:
-        """Messages per second in which the machine has time, until the condition holds."""
+    def rates(self, is_over: Callable[[], object]) -> tuple[float, float]:
+        """Messages per second until the condition holds; and of seconds in which the machine had
+        time, which are an eighth of them at least."""
         begun, sent = time.monotonic(), self.sent
         until(is_over, timeout=PATIENCE + STRANGERS, pause=0.01)
-        return (self.sent - sent) / (time.monotonic() - begun - late_since(begun))
+        took = time.monotonic() - begun
+        count = self.sent - sent
+        return count / took, count / max(took - late_since(begun), took / 8)
 
     def end(self) -> None:
         """Checks that everything sent has arrived, once and in order."""
@@ -76,7 +79,7 @@ class Flow:
 
 
 def seconds(count: float) -> Callable[[], bool]:
-    """For `rate`."""
+    """For `rates`."""
     end = time.monotonic() + count
     return lambda: time.monotonic() >= end
 
@@ -148,14 +151,14 @@ def test_strangers_are_neither_counted_nor_decoded(kind: str, greeted: list[int]
         if kind != "replayed bytes":
             writer.release_reader(1)  # or the writer would wait for it
         flow = Flow(writer)
-        alone = flow.rate(seconds(0.3))
+        alone, _ = flow.rates(seconds(0.3))
         before, memory, known = holdings("memlane-"), resident(), len(greeted)
         handle = writer.export_handle(0 if "reader 0" in kind else 1)
         if argument is None:
             arguments = []
         strange = start(role, handle, STRANGERS, *arguments)
         long_enough = seconds(0.3)
-        disturbed = flow.rate(lambda: long_enough() and strange.has_spoken())
+        _, disturbed = flow.rates(lambda: long_enough() and strange.has_spoken())
         assert strange.result() == 0
         until(lambda: holdings("memlane-").descriptors.total() <= before.descriptors.total())
         until(lambda: holdings("memlane-").threads.total() <= before.threads.total())
