@@ -175,11 +175,11 @@ class Crew:
         logging.getLogger("memlane").removeFilter(self._name)
         self.close(in_order=kind is None)
 
-    def death(self, rank: int, news: str) -> WorkerDied:
-        """Return the error for a dead worker, with the best known cause; `news` is the fallback."""
+    def death(self, rank: int, fallback: str) -> WorkerDied:
+        """Return the error for a dead worker, with the best known cause, or `fallback`."""
         process = self.processes[rank]
         process.join(self.dying_seconds)
-        cause = process.last_words or _end_of(process.exitcode) or self.named(news)
+        cause = process.last_words or _end_of(process.exitcode) or self.named(fallback)
         return WorkerDied(rank, self.pid(rank), cause)
 
     def _name(self, record: logging.LogRecord) -> bool:

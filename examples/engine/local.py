@@ -166,9 +166,9 @@ class LocalCrew(Crew):
                     pass
         return seconds
 
-    def death(self, rank: int, news: str) -> WorkerDied:
+    def death(self, rank: int, fallback: str) -> WorkerDied:
         """Return the error for the worker that died first: others may have left because of it."""
-        death = super().death(rank, news)
+        death = super().death(rank, fallback)
         blamed = self.workers[rank].blames
         return death if blamed in (None, rank) else self.death(blamed, "it left")
 

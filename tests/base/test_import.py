@@ -18,7 +18,7 @@ PUBLIC = ["Handle", "MessageQueue", "ShmRingBuffer", "MemlaneError"]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_names(name: str) -> None:
+def test_public_names_can_be_imported(name: str) -> None:
     """The documented names can be imported from the package, and are in __all__."""
     assert hasattr(memlane, name)
     assert name in memlane.__all__

@@ -105,7 +105,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("code", STARTS.values(), ids=STARTS)
-def test_starts_without_proc(code: str) -> None:
+def test_starts_without_proc_fail_and_leave_nothing(code: str) -> None:
     """Fail by an error that says what to look for, and leave nothing."""
     said = where("mount -t tmpfs tmpfs /proc", REFUSED.replace("repr(testing.segments())", code))
     assert said.startswith("SystemFault: ")

@@ -38,7 +38,7 @@ def hold_attached_ring(link: Link, handle: tuple[int, int, int, str]) -> None:
 
 
 @creations
-def test_left_by_the_creator_of_a_queue(create: Callable[[], None], method: str) -> None:
+def test_a_queue_left_by_its_dead_creator_is_swept(create: Callable[[], None], method: str) -> None:
     """A queue that was never ready is swept when its creator is dead."""
     before = segments()
     writer = start_writer(1, method)
@@ -50,7 +50,7 @@ def test_left_by_the_creator_of_a_queue(create: Callable[[], None], method: str)
 
 
 @creations
-def test_left_by_the_creator_of_a_ring(create: Callable[[], None], method: str) -> None:
+def test_a_ring_left_by_its_dead_creator_is_swept(create: Callable[[], None], method: str) -> None:
     """A ring that is used alone is swept when its creator is dead."""
     creator = start(hold_ring, method=method)
     path = SHM / creator.hear()
@@ -76,7 +76,7 @@ def test_a_segment_that_a_reader_holds_is_spared(create: Callable[[], None], met
 
 
 @creations
-def test_held_by_an_attached_ring(create: Callable[[], None], method: str) -> None:
+def test_a_segment_held_by_an_attached_ring_stays(create: Callable[[], None], method: str) -> None:
     """The same for a ring that is used alone."""
     creator = start(hold_ring, method=method)
     path = SHM / creator.hear()
@@ -104,7 +104,7 @@ def test_held_by_a_stopped_process(create: Callable[[], None]) -> None:
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
-def test_held_in_another_pid_namespace() -> None:
+def test_a_segment_held_in_another_pid_namespace_stays() -> None:
     """A process whose pid means nothing here is alive nevertheless, until it is not."""
     creator: Peer = start(hold_ring, method="spawn", command=own_pid_namespace())
     path = SHM / creator.hear()

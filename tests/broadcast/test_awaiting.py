@@ -70,7 +70,7 @@ def threads() -> int:
 # Awaiting ---------------------------------------------------------------------------------------
 
 
-def test_both_ends(run: Callable[[Any], Any]) -> None:
+def test_both_ends_can_be_awaited(run: Callable[[Any], Any]) -> None:
     """Every message once and in order, though the ring is small."""
 
     async def both() -> list[int]:
@@ -448,7 +448,7 @@ def test_a_message_does_not_end_the_iteration(run: Callable[[Any], Any]) -> None
             run(iterate(reader))
 
 
-def test_closed_while_it_waits(run: Callable[[Any], Any]) -> None:
+def test_an_awaited_call_ends_when_its_queue_closes(run: Callable[[Any], Any]) -> None:
     """In the loop's thread, and in another."""
     for in_thread in (False, True):
         with queue_of() as (_, (reader,)):

@@ -103,7 +103,7 @@ def take(reader: MessageQueue, count: int) -> list[object]:
     return taken
 
 
-def test_ends_without_that_role() -> None:
+def test_bursts_are_refused_to_ends_without_that_role() -> None:
     with queue_of() as (writer, (reader,)):
         with pytest.raises(WrongRole):
             reader.enqueue_many([1])

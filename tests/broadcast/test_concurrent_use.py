@@ -28,7 +28,7 @@ WRITE: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("second", READ.values(), ids=READ.keys())
-def test_second_read(second: Call) -> None:
+def test_a_second_read_at_once_is_refused(second: Call) -> None:
     """The first call, in another thread, gets its message; the second one gets an error."""
     with queue_of() as (writer, (reader,)):
         first = Aside(reader.dequeue).until_blocked()

@@ -271,7 +271,7 @@ def test_wrong_use_is_refused() -> None:
     assert "closed" in repr(reader)
 
 
-def test_handles_as_text() -> None:
+def test_text_that_is_no_handle_is_refused() -> None:
     """Text that no gather has written is refused."""
     with Gather(1, 64, 2, serializer="msgpack") as reader:
         handle = reader.export_handle(0)

@@ -160,7 +160,7 @@ def test_a_forged_geometry_is_refused(buffer: list[int]) -> None:
 @pytest.mark.parametrize(
     "name", ["", "/", "..", "../shm/memlane-x", "/etc/passwd", "a/b", "nul\0", "x" * 300, "nobody"]
 )
-def test_forged_names(name: str) -> None:
+def test_forged_names_are_refused(name: str) -> None:
     """A forged name is refused at the latest when attaching, and creates nothing."""
     facts = documented()
     facts["buffer_handle"] = [2, 64, 2, name]

@@ -25,7 +25,7 @@ def test_ends_when_the_writer_has_closed() -> None:
         assert list(readers[0]) == []
 
 
-def test_waits_for_messages() -> None:
+def test_iteration_waits_for_messages() -> None:
     """A loop that has caught up waits for more, and for the end."""
     with queue_of() as (writer, (reader,)):
         loop = Aside(read_all, reader).until_blocked()

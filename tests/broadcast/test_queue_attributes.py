@@ -46,7 +46,7 @@ def test_the_readers_attributes_are_set() -> None:
             reader.close()
 
 
-def test_counts_on_readers() -> None:
+def test_readers_know_the_counts() -> None:
     """Readers know how many readers there are, or say nothing wrong about it."""
     with queue_of(2) as (_, readers):
         for reader in readers:

@@ -101,7 +101,7 @@ def test_a_writer_that_never_blocks_learns_of_a_death() -> None:
         reader.close()
 
 
-def test_found_while_waiting_for_readiness() -> None:
+def test_a_death_found_while_waiting_for_readiness_is_raised_again() -> None:
     """The death that wait_until_ready raised is raised by the very next enqueue, too.
 
     Fails without the guard: a writer with room in the ring looks every 250 ms only.

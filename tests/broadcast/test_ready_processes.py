@@ -24,7 +24,7 @@ from tests.support.remote_queues import remote_queue, remote_writer
 from tests.support.seccomp import refuse
 
 
-def test_waits_for_the_last_reader(method: str) -> None:
+def test_it_waits_for_the_last_reader(method: str) -> None:
     """It blocks while a reader is missing, and returns when that one attaches."""
     with MessageQueue(2, 2, None, 4096, 2) as writer:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)

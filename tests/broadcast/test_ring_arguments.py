@@ -23,7 +23,7 @@ GOOD: dict[str, Any] = {"n_reader": 2, "max_chunk_bytes": 64, "max_chunks": 3}
 
 @pytest.mark.parametrize("argument", NAMES)
 @pytest.mark.parametrize("value", [0, -1, -(2**63), -(2**100)])
-def test_counts_below_one(argument: str, value: int) -> None:
+def test_counts_below_one_are_refused(argument: str, value: int) -> None:
     """Anything below 1 is a ValueError, and creates nothing."""
     before = segments()
     with refuses(ValueError):
@@ -51,7 +51,7 @@ def test_counts_that_are_absurd(argument: str, value: int) -> None:
     assert segments() == before
 
 
-def test_counts_whose_product_wraps() -> None:
+def test_counts_whose_product_wraps_are_refused() -> None:
     """A total that is small only modulo 2**64 is refused."""
     with refuses(ValueError, MemoryError):
         ShmRingBuffer(1, 2**32, 2**32)

@@ -90,7 +90,7 @@ def test_what_fails_is_not_counted_as_sent() -> None:
         assert (writer.statistics().messages, writer.statistics().spills) == (count, 0)
 
 
-def test_waits() -> None:
+def test_calls_that_had_to_wait_are_counted() -> None:
     """A call that had to wait is counted, others are not."""
     with queue_of(max_chunks=1) as (writer, (reader,)):
         writer.enqueue(0)

@@ -50,7 +50,7 @@ def test_a_write_whose_view_survives_publishes_nothing(
 
 
 @keepers
-def test_read(keep: Callable[[memoryview], object]) -> None:
+def test_a_read_whose_view_survives_keeps_the_chunk(keep: Callable[[memoryview], object]) -> None:
     """The chunk does not change until the last reference goes; then the writer gets it."""
     with queue_of(max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
         with writer.acquire_write() as view:

@@ -158,7 +158,7 @@ threading.Thread(target=look, daemon=True).start()""",
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_the_interpreter_ends(end: str) -> None:
+def test_the_interpreter_ends_cleanly_with_views_alive(end: str) -> None:
     """Whatever still refers to shared memory: no crash, no complaint, nothing left."""
     program = SCRIPT.format(end=end)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -142,7 +142,7 @@ def test_a_block_without_survivors_frees_its_chunk(sent: Any, use: Callable[[Any
         del used
 
 
-def test_names_of_a_tuple() -> None:
+def test_names_of_a_tuple_may_outlive_the_block() -> None:
     """`as (a, b)` leaves two names, which are allowed; references taken from the arrays are not."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         writer.enqueue((ARRAY, 2 * ARRAY))

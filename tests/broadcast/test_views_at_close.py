@@ -172,7 +172,7 @@ def read_all(reader: MessageQueue) -> list[str]:
     return list(reader)
 
 
-def test_closed_while_another_thread_looks() -> None:
+def test_closes_with_many_views_disturb_no_other_thread() -> None:
     """Many closes with many views alive do not disturb each other."""
     ends = [queue_of(1, max_chunk_bytes=4096) for _ in range(10)]
     views = []

@@ -52,7 +52,7 @@ def test_switching_in_part_names_the_variable() -> None:
     run("half_switched_the_other_way")
 
 
-def test_handles() -> None:
+def test_no_handle_carries_the_secret() -> None:
     """No handle carries the secret. vLLM sends none: its workers know the store by its name."""
     run("handles", **STORE)
 

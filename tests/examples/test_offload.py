@@ -156,7 +156,7 @@ def test_summary_tells_what_was_moved(tmp_path: Path) -> None:
     assert min(out, back, calls) > 0
     assert "10 blocks of 16 tokens on each device" in finished.stdout
     assert re.search(
-        r"offload region .* cells of 32768 bytes, started in [\d.]+ s", finished.stdout
+        r"offload region .* cells of 24576 bytes, started in [\d.]+ s", finished.stdout
     )
     assert "nothing left of 5 segments" in finished.stdout
     assert "single process      the same tokens\n" in finished.stdout

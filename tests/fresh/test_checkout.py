@@ -60,7 +60,7 @@ def test_a_copied_checkout_runs_its_own_code(built: Checkout, tmp_path: Path) ->
     Checkout(tmp_path / "copy").make_demo()
 
 
-def test_moved_checkout(built: Checkout, tmp_path: Path) -> None:
+def test_a_moved_checkout_is_built_anew(built: Checkout, tmp_path: Path) -> None:
     """A checkout that was moved after its build is built anew."""
     here = built.folder
     moved = Checkout(here.rename(tmp_path / "moved"))

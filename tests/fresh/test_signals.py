@@ -99,7 +99,7 @@ def test_a_killed_scheduler_leaves_no_workers(arguments: tuple[str, ...], second
         assert segments() == before, seed
 
 
-def test_a_terminal_that_nobody_reads(tmp_path: Path) -> None:
+def test_a_terminal_that_nobody_reads_delays_the_end_and_leaves_nothing(tmp_path: Path) -> None:
     """It holds up the view, and so the end; but not for ever, and no segment is left.
 
     The workers still want to say why they leave: they go when somebody reads that.

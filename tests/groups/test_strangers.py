@@ -238,7 +238,9 @@ def test_forked_children_have_neither_port_nor_connections() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\xc1", b"", b"\x92\xc0\x01", b"\x92\x01"])
-def test_answers_of_another_version(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_another_version_are_blamed_on_rank_0(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer of rank 0 that nobody understands is blamed on it."""
     with groups_of("tcp", 2) as groups:
         store = member_store(groups[1])
@@ -375,7 +377,7 @@ def test_a_connection_whose_number_is_another_files() -> None:
     os.close(number)
 
 
-def test_a_fork_in_the_middle_of_a_look() -> None:
+def test_a_fork_in_the_middle_of_a_look_hides_no_death() -> None:
     """Fails without the guard: the child keeps the connection open, and a dead peer looks alive."""
     spare = Spare()
     ours, theirs = socket.socketpair()

@@ -350,7 +350,7 @@ def test_delivery_times_are_counted() -> None:
         assert seen(name).participants[0].deliveries is None
 
 
-def test_looks_again_and_again() -> None:
+def test_later_looks_see_what_is_new_or_gone() -> None:
     """See what is new, gone, or has lost its name, as a first look does."""
     looks = Looks(after=AFTER, search_every=1000.0)
     with MessageQueue(1, 1) as writer:

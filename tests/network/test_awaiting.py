@@ -105,7 +105,7 @@ def delay_since(began: float) -> float:
 # Awaiting ---------------------------------------------------------------------------------------
 
 
-def test_both_ends(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+def test_both_ends_can_be_awaited(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
     """Every message once and in order, though windows and rings are small."""
     count = 600
 
@@ -275,7 +275,9 @@ def test_iteration_ends_with_the_writer(
         closing.result()
 
 
-def test_closed_while_it_waits(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+def test_an_awaited_call_ends_when_its_queue_closes(
+    run: Callable[[Any], Any], queues: Callable[..., Ends]
+) -> None:
     """In the loop's thread, and in another."""
     with queues() as (_, readers):
         run(wait_and_close(readers[0], readers[0].close))

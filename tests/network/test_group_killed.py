@@ -88,7 +88,7 @@ sys.exit(0)
         "import atexit; atexit.register(lambda: (writer.close(), reader.close()))",
     ],
 )
-def test_a_script_that_ends(tmp_path: Path, way: str) -> None:
+def test_a_script_that_ends_leaves_nothing(tmp_path: Path, way: str) -> None:
     """No segment, no socket, no other file, no word on stderr, however the script ends."""
     before = segments()
     done = run_script(SCRIPT % way, tmp_path)

@@ -233,7 +233,7 @@ def test_a_chunk_filled_by_hand_is_corrupt_to_remote_readers() -> None:
             assert reader.dequeue(PATIENCE) == "next"
 
 
-def test_a_chunk_that_nobody_could_read() -> None:
+def test_a_chunk_that_nobody_could_read_is_refused() -> None:
     """With all readers on other hosts the writer is refused, and nothing is sent."""
     with remote_queue() as (writer, (reader,)):
         with refuses(Unsupported, match="use enqueue"), writer.acquire_write(PATIENCE):

@@ -176,7 +176,7 @@ def test_a_stopped_reader_behind_a_relay_is_not_dead() -> None:
             assert there.call(stopped, "dequeue", PATIENCE) == number
 
 
-def test_a_reader_that_waits() -> None:
+def test_a_reader_that_waits_learns_whom_its_writer_waits_for() -> None:
     """It tells the relay that it waits for from the writer whom that waits for."""
     with two_hosts() as (_, there):
         relay, writer = (

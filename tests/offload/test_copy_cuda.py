@@ -55,7 +55,7 @@ PAIRS = np.array([(i, 60 + i) for i in range(20)] + [(30, 1), (40, 3), (35, 7)])
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("to_gpu", [True, False])
-def test_moves(library: Path, step: int, to_gpu: bool) -> None:
+def test_moves_of_all_kinds_arrive_and_are_counted(library: Path, step: int, to_gpu: bool) -> None:
     """Runs, regular steps and single blocks arrive, and are counted."""
 
     def scene(fake: Any) -> None:

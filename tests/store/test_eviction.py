@@ -237,7 +237,7 @@ def test_objects_of_a_ring_freed_by_hand_are_refused() -> None:
         assert reader.get(*places[3]) == ONE
 
 
-def test_clear_while_somebody_reads() -> None:
+def test_clear_steps_over_objects_that_are_read() -> None:
     """Objects being read are stepped over; others go when their space is used."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         places = [writer.put(n, bytes([n]) * 52) for n in range(10)]

@@ -329,7 +329,7 @@ def test_attaching_with_another_size_is_refused(size: int) -> None:
     assert isinstance(caught.value, LayoutMismatch)
 
 
-def test_names() -> None:
+def test_a_given_name_is_used_as_it_is() -> None:
     """A given name is used as it is; one in use is refused, and left alone."""
     name = f"memlane-test-{os.getpid()}"
     ring = Ring(100, name, create=True)

@@ -127,7 +127,7 @@ def test_unregistered_types_are_refused_by_name() -> None:
             read(lying)
 
 
-def test_names() -> None:
+def test_registered_types_have_names() -> None:
     """Module and qualified name, or a chosen one; a renamed class still reads old names."""
     assert _registered._by_type[Key].name == f"{__name__}.Key"
     old = laid(MSGPACK, Key("old"))

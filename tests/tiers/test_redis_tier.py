@@ -532,7 +532,7 @@ def wait_for_any(tier: RedisTier) -> Done:
     return done[0]
 
 
-def test_idle_connections_that_the_server_ends(server: RedisServer) -> None:
+def test_idle_connections_that_the_server_ends_cost_no_block(server: RedisServer) -> None:
     """Cost another connection, no block."""
     with RedisTier(server.url, rows_of(2), connections=1) as tier:
         for _ in range(3):

@@ -29,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
     return write(tmp_path / "trace.jsonl", *requests)
 
 
-def test_counts_as_json(trace: Path) -> None:
+def test_counts_are_printed_as_json(trace: Path) -> None:
     """Integers, for the policies that were asked for, in one object on standard output alone."""
     done = run(trace, "--blocks", 4, "--policy", "lru,arc", "--json")
     assert (done.returncode, done.stderr) == (0, "")

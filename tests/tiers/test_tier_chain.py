@@ -1280,7 +1280,7 @@ def test_a_flush_says_that_a_tier_has_failed(warnings: Callable[[], list[str]]) 
     assert "a tier chain was closed before every block of its pool was stored" in warnings()
 
 
-def test_a_flush_of_a_chain_that_only_reads(
+def test_a_flush_of_a_chain_that_only_reads_ends_at_once(
     tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
     """There is nothing to store, so it ends at once, as `close` does."""

@@ -92,7 +92,7 @@ def test_workers_of_another_program_join_by_a_ticket() -> None:
     assert [program.wait(PATIENCE) for program in programs] == [-signal.SIGKILL, 0]
 
 
-def test_answers_by_rank() -> None:
+def test_answers_come_back_by_rank() -> None:
     """A call runs on all workers, one of them, or several; by method, name or function."""
     with group_of(3) as group:
         assert group.call(Model.step, 7) == [(0, 7), (1, 7), (2, 7)]

@@ -50,7 +50,7 @@ class Transport:
     Attributes:
         descriptors: of libzmq's TCP sockets, as far as the monitor has reported them.
         listening: those among them that listen.
-        news: the descriptor that signals incoming frames.
+        readable: the descriptor that signals incoming frames.
         quiet: the descriptors that signal everything else.
     """
 
@@ -81,7 +81,7 @@ class Transport:
         self._monitor.set(zmq.RCVHWM, 0)
         self._monitor.connect(address)
         self.quiet = (signal_of(self._monitor),)
-        self.news = signal_of(self.socket)
+        self.readable = signal_of(self.socket)
 
     def events(self) -> Iterator[tuple[str, int]]:
         """Yields events of connections: a name in `_EVENTS`, or "", and libzmq's value."""

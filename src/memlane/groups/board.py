@@ -224,7 +224,7 @@ class Board:
     def _attend(self) -> None:
         members, parting = self._members, None
         poller = select.poll()
-        for descriptor in (*members.quiet, members.news, *self._events):
+        for descriptor in (*members.quiet, members.readable, *self._events):
             poller.register(descriptor, select.POLLIN)
         while parting is None or (self._in_call and parting.left() > 0):
             ends = [patience for patience, _ in self._lost.values()]
@@ -553,7 +553,7 @@ class BoardStore:
         child must close the right descriptors."""
         connection, end = self._connection, time.monotonic() + timeout
         poller = select.poll()
-        for descriptor in (*connection.quiet, connection.news):
+        for descriptor in (*connection.quiet, connection.readable):
             poller.register(descriptor, select.POLLIN)
         while True:
             for name, _ in connection.events():

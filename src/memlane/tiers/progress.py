@@ -42,7 +42,7 @@ class Progress:
         """Takes reports until that is so, or the deadline."""
         if self.is_interrupted:
             return is_done()
-        bell: Wakeup | None = None
+        wakeup: Wakeup | None = None
         try:
             while True:
                 self.advance(self._moves.links)
@@ -52,13 +52,13 @@ class Progress:
                 now = time.monotonic()
                 if deadline.end <= now:
                     return False
-                if bell is None:
-                    bell = Wakeup()
+                if wakeup is None:
+                    wakeup = Wakeup()
                     with self.lock:
-                        self._waiting.add(bell)
-                    continue  # for what another thread took before there was a bell
+                        self._waiting.add(wakeup)
+                    continue  # for what another thread took before there was a wakeup
                 ready = select.poll()
-                ready.register(bell.descriptor, select.POLLIN)
+                ready.register(wakeup.descriptor, select.POLLIN)
                 for link in self._moves.links:
                     is_at_work = self._moves.searches or link.all_jobs
                     if is_at_work and not link.poll_outage.lasts(now):
@@ -67,11 +67,11 @@ class Progress:
                 dues = [search.due for search in [*self._moves.searches]]
                 until = min([deadline.end, *dues, *(link.wakes_at() for link in self._moves.links)])
                 ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
-                bell.clear()
+                wakeup.clear()
         finally:
-            if bell is not None:  # a weak reference still gives it while its last one closes it
+            if wakeup is not None:  # a weak reference still gives it while its last one closes it
                 with self.lock:
-                    self._waiting.discard(bell)
+                    self._waiting.discard(wakeup)
 
     def advance(self, links: list[Link]) -> None:
         """Takes the reports of these tiers."""
@@ -89,5 +89,5 @@ class Progress:
             if has_any:
                 with self.lock:
                     waiting = [*self._waiting]
-                for bell in waiting:
-                    bell.wake()
+                for wakeup in waiting:
+                    wakeup.wake()

@@ -72,7 +72,7 @@ class Ahead:
         except BaseException:
             self._is_shown = False  # nobody returns it
             if end.shown is not None and self._at < self._count:
-                end.nudge()  # to show that
+                end.wake_thread()  # to show that
             raise
 
     def note_shown(self) -> None:

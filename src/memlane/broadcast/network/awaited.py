@@ -31,7 +31,7 @@ FULL = f"{REMOTE_WINDOW}{VLLM_WORDS}"
 _AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
 
 
-class _News:
+class _Signal:
     """A descriptor that signals to a reader without a thread: libzmq's, or that there is more."""
 
     def __init__(self, descriptor: int, hear: Callable[[], bool]) -> None:
@@ -76,7 +76,7 @@ class AwaitedMessage:
             self.is_selected = True
             if is_free and not self._incoming.is_called:
                 self.show(_AT_ONCE)
-            self._end.nudge()
+            self._end.wake_thread()
         return shown
 
     def signal(self, events: int) -> JointWatch:
@@ -84,8 +84,8 @@ class AwaitedMessage:
         end's thread has no part in it: it would take two changes of threads more."""
         return JointWatch(
             self._end.watched(),
-            _News(events, self.hear_now),
-            _News(self._incoming.news.descriptor, bool),  # whose message the other receives
+            _Signal(events, self.hear_now),
+            _Signal(self._incoming.pending.descriptor, bool),  # whose message the other receives
         )
 
     def hear_now(self) -> bool:
@@ -127,9 +127,9 @@ class AwaitedMessage:
                 ack_at = self._incoming.acknowledge(time.monotonic())
                 self._show_state(returns)
             is_late = ack_at is not None and ack_at < self._looks_at
-            must_look = self.is_selected and (self._is_quiet or self._incoming.news.is_set)
+            must_look = self.is_selected and (self._is_quiet or self._incoming.pending.is_set)
             if is_late or must_look:
-                self._end.nudge()
+                self._end.wake_thread()
             self._is_in_call = False
         return True
 
@@ -137,7 +137,7 @@ class AwaitedMessage:
         """Makes the thread do what `end_call` did not get to, after the call."""
         if self._is_in_call:
             self._is_in_call = False
-            self._end.nudge()
+            self._end.wake_thread()
 
     def note_sleep(self, is_quiet: bool, looks_at: float) -> None:
         """Notes that the thread sleeps until then; `is_quiet`: frames do not wake it."""
@@ -198,7 +198,7 @@ class AwaitedRoom:
         """Notes that what an awaited send waits for may have changed; with the lock held."""
         if self.is_awaited:
             self.show()
-            self._end.nudge()
+            self._end.wake_thread()
 
     def show(self) -> None:
         self._end.shown.show(self._is_ready())  # type: ignore[union-attr]  # it is awaited

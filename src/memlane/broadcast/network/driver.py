@@ -120,7 +120,7 @@ class NetworkEnd(ABC):
         self._events: list[int] = []
         self._context = new_context()
         self._closing_event = self._event()
-        self._nudge = WakeUp(self._event())
+        self._waker = WakeUp(self._event())
         self.shown: ShownWatch | None = None
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
         self.ran_at = time.monotonic()
@@ -402,9 +402,9 @@ class NetworkEnd(ABC):
             if not self._closed:  # or another file might have that descriptor by now
                 sleeper.set()
 
-    def nudge(self) -> None:
+    def wake_thread(self) -> None:
         """Makes the thread look again."""
-        self.wake(self._nudge)
+        self.wake(self._waker)
 
     # The thread -------------------------------------------------------------------------------
 

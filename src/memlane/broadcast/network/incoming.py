@@ -18,7 +18,7 @@ class Incoming:
     """Passes frames between a reader's transport and its session; with the end's lock held.
 
     Attributes:
-        news: set when there is something to look at that libzmq does not signal.
+        pending: set when there is something to look at that libzmq does not signal.
         lacks_memory: there was no memory for a message; the next call raises that.
         served_at: when a call, or an event loop, last received.
         waits: number of calls that had to wait.
@@ -29,11 +29,11 @@ class Incoming:
         end: NetworkEnd,
         session: ReaderSession,
         transport: Connecting,
-        news: WakeUp,
+        pending: WakeUp,
         rank: int,
     ) -> None:
         self._end, self._session, self._transport, self._rank = end, session, transport, rank
-        self.news = news
+        self.pending = pending
         self.lacks_memory = self._is_called = self._was_interrupted = False
         self._frame: tuple[bytes, memoryview] | None = None  # a large one, until it is handled
         self.served_at = 0.0
@@ -58,14 +58,14 @@ class Incoming:
 
     def wake(self) -> None:
         """Makes a call that is blocked in another thread look again."""
-        self._end.wake(self.news)
+        self._end.wake(self.pending)
 
     def receive(self, *, until_whole: bool = False, most: int = -1) -> bool:
         """Receives what has arrived. Returns whether there is a complete message. After `most`
         frames it wakes the thread that waits instead of going on."""
         session, transport = self._session, self._transport
-        if self.news.is_set:  # by the thread, which has used the socket
-            self.news.clear()
+        if self.pending.is_set:  # by the thread, which has used the socket
+            self.pending.clear()
         is_here = self._frame is not None
         if self._frame is not None:
             self._take(*self._frame)
@@ -73,7 +73,7 @@ class Incoming:
         if self._was_interrupted and not (is_here and session.is_welcome):
             transport.rest()
             if session.doubt(time.monotonic()):
-                self._end.nudge()
+                self._end.wake_thread()
         self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
         while (part := transport.next_part()) is not None:
             if not session.receive_whole(part):
@@ -116,7 +116,7 @@ class Incoming:
         `most` frames were received, and then signals by itself."""
         try:
             while not (self._session.inbox or self.receive(until_whole=True, most=most)):
-                if self.news.is_set or not can_receive(self._transport.socket):
+                if self.pending.is_set or not can_receive(self._transport.socket):
                     break  # else sending has consumed the signal
         except MemoryError:  # the next call raises it
             self.lacks_memory = True

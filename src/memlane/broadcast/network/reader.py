@@ -102,22 +102,22 @@ class NetworkReader(NetworkEnd):
                 self.bound,
                 time.monotonic(),
             )
-            news = WakeUp(self._event())
+            pending = WakeUp(self._event())
             self.transport = Connecting(
                 self._context, self.endpoint, address.server_key, secret, self.bound
             )
             self.socket = self.transport.socket
-            self.incoming = Incoming(self, self.session, self.transport, news, rank)
+            self.incoming = Incoming(self, self.session, self.transport, pending, rank)
             self.ahead = Ahead(self, self.session, address.codec, self._refill)
             self.awaited = AwaitedMessage(
                 self, self.session, self.incoming, self.ahead, self.socket
             )
             self.receive, self.watch = self.ahead.receive, self.awaited.watch
             self.show_waiting, self.hear_now = self.awaited.show_waiting, self.awaited.hear_now
-            self._call_poller = self._poller(self.transport.news, news.descriptor)
-            quiet = (*self.transport.quiet, self._nudge.descriptor)
+            self._call_poller = self._poller(self.transport.readable, pending.descriptor)
+            quiet = (*self.transport.quiet, self._waker.descriptor)
             self._quiet_poller = self._poller(*quiet)
-            self._full_poller = self._poller(*quiet, self.transport.news)
+            self._full_poller = self._poller(*quiet, self.transport.readable)
             self.transport.connect()
             self._start_thread()
             self._until(lambda: self.session.was_welcome, deadline)
@@ -275,7 +275,7 @@ class NetworkReader(NetworkEnd):
             return timed_out(timeout, self.writer(), self.label)
 
     def signal(self) -> JointWatch:
-        return self.awaited.signal(self.transport.news)
+        return self.awaited.signal(self.transport.readable)
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -349,7 +349,7 @@ class NetworkReader(NetworkEnd):
     def _serve(self) -> None:
         session, incoming = self.session, self.incoming
         with self.lock:
-            self._nudge.clear()
+            self._waker.clear()
             self._note_time()
             now = time.monotonic()
             is_quiet = incoming.lacks_memory or not self._must_listen(now)
@@ -424,7 +424,7 @@ class NetworkReader(NetworkEnd):
             session.connection.note_probe(is_refused, time.monotonic())
             return True if session.has_left or session.is_over(self.ran_at) else None
 
-        poller = self._poller(*self.transport.quiet, self.transport.news)
+        poller = self._poller(*self.transport.quiet, self.transport.readable)
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
             self.wait(left, deadline, str, poller=poller)

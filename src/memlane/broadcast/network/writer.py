@@ -117,13 +117,15 @@ class NetworkWriter(NetworkEnd):
             self.timed_out, self.stall_line = self.awaited.timed_out, self.awaited.stall_line
             begin_lending()
             self._lends = True
-            self._call_poller = self._poller(self.transport.news)
-            quiet = (*self.transport.quiet, self._nudge.descriptor, self.sending.batch.fileno())
+            self._call_poller = self._poller(self.transport.readable)
+            quiet = (*self.transport.quiet, self._waker.descriptor, self.sending.batch.fileno())
             # By whether a call has just read frames, and whether a look at connections is due.
             # Beside calls, which look themselves, a wake-up would only take the GIL from them.
             self._pollers = {
-                (False, False): self._poller(*quiet, self.transport.news, self.transport.arrivals),
-                (False, True): self._poller(*quiet, self.transport.news),
+                (False, False): self._poller(
+                    *quiet, self.transport.readable, self.transport.arrivals
+                ),
+                (False, True): self._poller(*quiet, self.transport.readable),
                 (True, False): self._poller(*quiet),
                 (True, True): self._poller(*quiet),
             }
@@ -295,7 +297,7 @@ class NetworkWriter(NetworkEnd):
 
     def _serve(self) -> None:
         with self.lock:
-            self._nudge.clear()
+            self._waker.clear()
             now = time.monotonic()
             awaited = self.awaited
             was_recent = now - self._served_at < RECENT and not awaited.is_awaited
@@ -312,7 +314,7 @@ class NetworkWriter(NetworkEnd):
                 elif self._here.ring is not None:  # with room, the ring does not report its deaths
                     due = min(due or inf, now + _LONGEST_PAUSE)
                 if (ring := awaited.ring_in_the_way()) is not None:
-                    known = *self.transport.quiet, self._nudge.descriptor, self.transport.news
+                    known = *self.transport.quiet, self._waker.descriptor, self.transport.readable
                     arrivals = () if self._look_at is not None else (self.transport.arrivals,)
                     poller = self._poller(*known, ring.fileno(), *arrivals)
         pause = None if due is None else max(0.0, due - time.monotonic())
@@ -339,7 +341,7 @@ class NetworkWriter(NetworkEnd):
         """Waits until `is_ready` holds; raises if a reader dies, or a process of `starting`."""
         poller = None
         if starting is not None:
-            poller = self._poller(self.transport.news)
+            poller = self._poller(self.transport.readable)
             starting.wake(poller)
 
         def ready() -> bool | None:

@@ -152,7 +152,7 @@ class ReaderSession:
 
     def doubt(self, now: float) -> bool:
         """A frame may have been lost: the next one shows it, or `tick` asks for it. To ask at once
-        would void all that is under way. Returns whether that is news."""
+        would void all that is under way. Returns whether that is new."""
         if self._doubt_at is not None:
             return False
         self._doubt_at = now + (DOUBT if self.is_welcome else 10 * DOUBT)

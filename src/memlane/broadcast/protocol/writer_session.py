@@ -295,11 +295,11 @@ class WriterSession:
         """A relay's report on the readers behind it, or such a reader's on itself; returns whether
         it was progress."""
         rows = self.places.rows_of(teller, report, self.outbox.next)
-        is_news = False
+        has_changed = False
         if teller.is_relay:
             teller.report(now)
             if teller.ring is None:
-                is_news = True
+                has_changed = True
                 teller.relay_through((report.name, report.ring_id))
                 for peer in self.places.behind(teller):
                     if peer.is_absent:
@@ -308,13 +308,13 @@ class WriterSession:
             # Only its own key makes a place attached.
             if peer.is_absent and peer is teller and peer.via is not None:
                 peer.attach(Event.SEEN_BEHIND, now)
-                is_news = True
+                has_changed = True
             if not peer.is_here:
                 continue
             peer.found_behind(row.pid, peer.address)
             if peer.life is Life.RUNNING and row.taken > peer.taken:
                 self._take(peer, row.taken, now)
-                is_news = True
+                has_changed = True
             if row.state == "dead":
                 self._die(peer, Event.REPORTED_DEAD, "its process ended", now)
             elif row.state == "closed":
@@ -327,11 +327,11 @@ class WriterSession:
             self.replies.reject(teller.route)
         elif teller.via is not None:
             teller.say(self.replies.refused(admission.declared_dead(teller)))
-        return is_news
+        return has_changed
 
     def _take(self, peer: Peer, sequence: int, now: float) -> bool:
-        """Notes that the reader has taken everything before `sequence`; returns whether that is
-        news."""
+        """Notes that the reader has taken everything before `sequence`; returns whether that
+        is new."""
         if not peer.taken <= sequence <= self.outbox.next:
             raise CorruptMessage(
                 f"{peer.name} acknowledges message {sequence}: it had taken {peer.taken}, and "

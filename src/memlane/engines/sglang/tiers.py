@@ -189,9 +189,9 @@ class TierStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not here
                 self._is_polled = True
                 self._changed.release()
                 try:
-                    bell = select.poll()
-                    bell.register(self._tier.fileno(), select.POLLIN)
-                    bell.poll(1000 * _LOOK)
+                    poller = select.poll()
+                    poller.register(self._tier.fileno(), select.POLLIN)
+                    poller.poll(1000 * _LOOK)
                 finally:
                     self._changed.acquire()
                     self._is_polled = False
