@@ -16,7 +16,7 @@ import pytest
 
 from memlane import MessageQueue
 from memlane._base import processes
-from memlane.cli import containers, users
+from memlane.cli import containers, metrics_of_all, users
 from memlane.cli.containers import Container
 from memlane.inspect import segment, stacks
 from tests.support import PATIENCE, Link, Peer, run_memlane, start, until
@@ -148,6 +148,15 @@ def test_metrics_say_whose_they_are(blocked: tuple[Peer, int, int]) -> None:
     (stuck,) = [line for line in lines if line.startswith(end)]
     assert f'uid="{uid}",pod="",container="pid {peer.pid}"' in stuck
     assert 'memlane_look_errors_total{uid="0",pod="",container=""} 0.0' in lines
+
+
+def test_an_exporter_for_all_runs_nothing_of_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may have started it where others can write."""
+    (tmp_path / "typer.py").write_text("raise SystemExit('theirs')")
+    monkeypatch.chdir(tmp_path)
+    assert metrics_of_all.Source().metrics().startswith("# HELP memlane_")
 
 
 def test_an_exporter_for_all_serves_metrics_and_nothing_else() -> None:

@@ -104,7 +104,8 @@ class Source:
 
 
 def _said() -> str:
-    command = [sys.executable, "-m", "memlane", "export", "--all", "--once"]
+    # -P: else the working directory, in which others may write, would come before memlane's own.
+    command = [sys.executable, "-P", "-m", "memlane", "export", "--all", "--once"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             text, _ = process.communicate(timeout=_PATIENCE)
