@@ -1,6 +1,7 @@
 """The store of a group: objects that are put once, and read by the workers of a call."""
 
 import asyncio
+import copy
 import gc
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import memlane
 from memlane import (
     CallTimedOut,
     Closed,
@@ -25,6 +27,7 @@ from memlane import (
     StoreFull,
     Ticket,
     WorkerGroup,
+    WrongProcess,
 )
 from tests.support import PATIENCE, Link, start, until
 from tests.support.queues import segments
@@ -260,11 +263,124 @@ def test_an_object_goes_to_workers_of_its_own_group_only() -> None:
         cat = group.store.put("cat", image())
         with pytest.raises(InvalidType, match="calls of its own group only"):
             other.call(Reader.sums, cat)
+        with pytest.raises(InvalidType, match="and not copied"):
+            copy.copy(cat)
         with pytest.raises(InvalidType, match="calls of its own group only"):
             pickle.dumps(cat)
         with pytest.raises(InvalidType, match="a worker cannot send a Stored"):
             group.call(Reader.returns_it, Request(cat))
         assert group.call(Reader.sums, cat) == [MIB]
+
+
+def test_a_call_of_another_group_meanwhile_gets_no_other_object() -> None:
+    """Its workers find the store by its name, not the object by its place in theirs."""
+    with group_of(1) as group, group_of(1) as other:
+        other.store.put("dog", image(9))
+        cat = group.store.put("cat", image())
+
+        class CallsAnother:
+            """An argument that is pickled by a call of the other group."""
+
+            def __reduce__(self) -> tuple[Any, ...]:
+                with pytest.raises(InvalidType):
+                    pickle.dumps(Request(dog))
+                with pytest.raises(InvalidType, match="no worker of the group that has stored"):
+                    other.call(Reader.opens, Request(cat))
+                return int, ()
+
+        dog = other.store.find("dog")
+        assert dog is not None
+        assert group.call(Reader.sums, cat, CallsAnother()) == [0]
+        assert group.call(Reader.sums, cat) == [MIB]
+
+
+def test_a_call_to_some_workers_keeps_its_object_for_each() -> None:
+    """The first of them has its call already while that of the second is pickled."""
+    here, there = os.pipe()
+
+    class Puts:
+        def __reduce__(self) -> tuple[Any, ...]:
+            if sent:
+                fill = threading.Thread(target=puts, args=[group])
+                fill.start()
+                fill.join(0.2)
+                threads.append(fill)
+            sent.append(None)
+            return int, (1,)
+
+    with group_of(3) as group:
+        sent: list[None] = []
+        threads: list[threading.Thread] = []
+        busy = group[0].submit(Reader.waits, np.zeros(1), here)
+        call = group[:2].submit(Reader.sums, group.store.put("cat", image()), Puts())
+        os.write(there, b"x")
+        assert call.result(PATIENCE) == [MIB, MIB]
+        busy.result(PATIENCE)
+        for thread in threads:
+            thread.join()
+        assert threads
+    os.close(here)
+    os.close(there)
+
+
+def test_a_value_that_calls_the_group_while_it_is_put_stops_nobody() -> None:
+    class Calls:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return int, (group.call(Reader.sums, cat)[0],)
+
+    with group_of(1) as group:
+        cat = group.store.put("cat", image())
+        assert group.store.put("calls", Calls()).get() == MIB
+
+
+def test_a_forked_child_cannot_use_the_store() -> None:
+    """Whatever another thread did when it was forked."""
+    pickles, forked = threading.Event(), threading.Event()
+
+    class Slow:
+        def __hash__(self) -> int:
+            pickles.set()
+            forked.wait(PATIENCE)
+            return 1
+
+    with group_of(1) as group:
+        cat = group.store.put("cat", image())
+        thread = threading.Thread(target=group.store.put, args=[Slow(), 1])
+        thread.start()
+        pickles.wait(PATIENCE)
+        child = os.fork()
+        if not child:
+            code = 0
+            for call in (lambda: group.store.find("cat"), lambda: group.store.put("x", 1)):
+                try:
+                    call()
+                    code = 1
+                except WrongProcess:
+                    pass
+            os._exit(code)
+        forked.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert group.call(Reader.sums, cat) == [MIB]
+
+
+def test_a_process_may_be_a_worker_of_two_groups() -> None:
+    threads: list[threading.Thread] = []
+
+    def begin(ticket: Ticket) -> None:
+        threads.append(threading.Thread(target=memlane.serve, args=[ticket, Reader]))
+        threads[-1].start()
+
+    with (
+        WorkerGroup[Any](None, 1, start=begin, store=4 * MIB, timeout=PATIENCE) as group,
+        WorkerGroup[Any](None, 1, start=begin, store=4 * MIB, timeout=PATIENCE) as other,
+    ):
+        for value, each in ((1, group), (9, other)):
+            assert each.call("sums", each.store.put("cat", image(value))) == [value * MIB]
+        for each in (group, other):
+            each.close()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_replaced_worker_reads_what_was_put_before() -> None:
@@ -282,8 +398,11 @@ def test_a_group_without_a_store_says_so() -> None:
     with WorkerGroup(Reader, 1, start_method="fork", timeout=PATIENCE) as group:
         with pytest.raises(InvalidArgument, match="no store: make it with store="):
             group.store  # noqa: B018
-        with pytest.raises(InvalidArgument):
-            WorkerGroup(Reader, 1, store=0, start_method="fork")
+        for wrong in (0, 1 << 62, "x", 1.5):
+            before = segments()
+            with pytest.raises((InvalidArgument, InvalidType)) as kept:
+                group_of(1, wrong)  # type: ignore[arg-type]
+            assert segments() == before, kept
 
 
 def test_a_key_is_put_once_and_an_object_fits() -> None:

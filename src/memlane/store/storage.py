@@ -256,19 +256,25 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         Whatever it raises, nothing was stored.
         """
         with self.ring_buffer._only_writer("put"):
-            if self._has(key):
-                raise InvalidArgument(f"Key {key!r} already exists in the storage")
-            data, data_bytes, metadata, md_bytes = self._serialized(value)
-            size = self.flag_bytes + md_bytes + data_bytes
-            self._check_size(key, size)
-            if self._has_own_steps:
-                place = self._put_by_steps(key, size, data, data_bytes, metadata, md_bytes)
-            else:
-                parts = _checked_parts(data)
-                place = self._index.put(key, metadata, md_bytes, parts, data_bytes, self._is_free())
-            if isinstance(place, NoRoom):
-                raise self._full(key, size, place.is_obstructed)
-            return place
+            self._must_be_new(key)
+            return self._put(key, self._serialized(value))
+
+    def _must_be_new(self, key: Hashable) -> None:
+        if self._has(key):
+            raise InvalidArgument(f"Key {key!r} already exists in the storage")
+
+    def _put(self, key: Hashable, serialized: tuple[Any, int, Any, int]) -> tuple[int, int]:
+        data, data_bytes, metadata, md_bytes = serialized
+        size = self.flag_bytes + md_bytes + data_bytes
+        self._check_size(key, size)
+        if self._has_own_steps:
+            place = self._put_by_steps(key, size, data, data_bytes, metadata, md_bytes)
+        else:
+            parts = _checked_parts(data)
+            place = self._index.put(key, metadata, md_bytes, parts, data_bytes, self._is_free())
+        if isinstance(place, NoRoom):
+            raise self._full(key, size, place.is_obstructed)
+        return place
 
     def _put_by_steps(
         self, key: Hashable, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int

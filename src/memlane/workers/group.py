@@ -18,7 +18,7 @@ from memlane import (
     QueueStatistics,
     WrongProcess,
 )
-from memlane._base.arguments import integer_from
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.labels import checked_label
 from memlane._base.lifetime import Owned
@@ -39,6 +39,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _MOST_WORKERS = 1 << 12
+_LEAST_STORE = 1024  # bytes
 _ON_DEATH = ("raise", "replace", "restart")
 _LONGEST_NAME = 26  # with ".answers" that of a gather
 _LEAVING_SECONDS = 1.0  # for a worker without a call
@@ -252,6 +253,8 @@ class WorkerGroup(Workers[W], Owned):
     ) -> None:
         self.world = integer_from("world", world, 1, _MOST_WORKERS)
         most = integer_from("max_in_flight", max_in_flight, 1, 1 << 16)
+        if store is not None:
+            store = integer_from("store", store, _LEAST_STORE, MAX_SEGMENT_BYTES)
         if start is None:
             start = Starter(start_method, env, factory, tuple(args), dict(kwargs or {}), prefix)
             start.prepare()
@@ -280,9 +283,6 @@ class WorkerGroup(Workers[W], Owned):
         self._sender = Sender(self._table, self._answers, self._ranks, label, ring)
         self._gather.answers(self._sender.calls)
         self._store: WorkersStore | None = None
-        if store is not None:
-            given = store, self.world, f"{label}.store", self._table, self._answers
-            self._store = self._sender.store = WorkersStore(*given)
         own = ref(self)  # else a circle would keep a dropped group
 
         def recovered(ranks: list[int]) -> None:
@@ -304,6 +304,9 @@ class WorkerGroup(Workers[W], Owned):
         self._sender.needs_heal = lambda: bool(table.deaths or unrecovered)
         self._own(self._processes.kill)
         try:
+            if store is not None:
+                given = store, self.world, f"{label}.store", self._table, self._answers
+                self._store = self._sender.store = WorkersStore(*given)
             self._healing.start(deadline)
         except BaseException:
             self.kill()

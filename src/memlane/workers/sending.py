@@ -265,8 +265,11 @@ class Sender:
             if self.store is None:
                 queue.enqueue(message, deadline.left(_SLICE))
             else:
-                with self.store._keeps_for(pending):
+                try:
+                    self.store._begin_to_send(pending)
                     queue.enqueue(message, deadline.left(_SLICE))
+                finally:
+                    self.store._sending = None
         except BaseException as error:
             self._find_out()
             if isinstance(error, TimedOut):

@@ -66,7 +66,7 @@ def serve(ticket: Ticket, factory: Callable[..., object], *args: Any, **kwargs: 
         close = getattr(server.worker, "close", None)
         if callable(close):
             close()
-        detach()
+        detach(ticket.store)
         inbox.close()
         answers.close()
     except _GroupDied as error:

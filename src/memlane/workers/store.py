@@ -4,20 +4,23 @@ that gets them.
 An object stays while a call has its `Stored`, until all its workers have answered:
 `Stored.__reduce__` adds it to the call that is being pickled. Arrays that a worker keeps hold the
 object themselves, as views of a storage do. If only the caller has the `Stored` when the room is
-needed, the object moves into it, and is sent with later calls.
+needed, the object's bytes move into it, and are sent with later calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from memlane import (
     ConcurrentUse,
     InvalidType,
+    ObjectGone,
     PickleMsgpackSerde,
     ShmObjectStorageHandle,
     SingleWriterShmObjectStorage,
@@ -25,18 +28,19 @@ from memlane import (
     StoreFull,
     StoreStatistics,
 )
-from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline
 from memlane._locks import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from memlane import CallTimedOut
-    from memlane.workers.awaiting import Loops
+    from memlane.workers.answers import Answers
     from memlane.workers.table import Pending, Table
 
+    Place = tuple[int, int]
+    Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
 _LARGEST = 2**31 - 16  # bytes of an allocation
+_HEADER = 12  # bytes of an allocation before an object, whose arrays are aligned from its start
 
 
 class Stored:
@@ -51,16 +55,18 @@ class Stored:
         key: of the object; None in a worker.
     """
 
-    __slots__ = ("__weakref__", "_place", "_store", "_value", "key")
+    __slots__ = ("__weakref__", "_id", "_moved", "_place", "_store", "key")
 
     def __init__(
         self,
         store: WorkersStore | None,
         key: Hashable,
-        place: tuple[int, int] | None,
-        value: Any = None,
+        store_id: str,
+        place: Place | None,
+        moved: Bytes | None = None,
     ) -> None:
-        self._store, self.key, self._place, self._value = store, key, place, value
+        self._store, self.key = store, key
+        self._id, self._place, self._moved = store_id, place, moved
 
     def get(self) -> Any:
         """Returns the object.
@@ -68,17 +74,28 @@ class Stored:
         Raises:
             ObjectGone: in a worker, which has answered the call that had it, and keeps no array
                 of it.
+            InvalidType: this process is no worker of that group.
             Closed: the group was closed.
         """
-        if self._store is not None:
-            return self._store._get(self)
-        return self._value if self._place is None else _storages[-1].lend(*self._place)
+        storage = _storages.get(self._id) if self._store is None else self._store._storage
+        if storage is None:
+            raise InvalidType("this process is no worker of the group that has stored the object")
+        while (place := self._place) is not None:
+            try:
+                return storage.lend(*place)
+            except ObjectGone:
+                if self._place is not None:  # else it has moved meanwhile
+                    raise
+        moved = cast("Bytes", self._moved)
+        moved.flags.writeable = False
+        return storage.ser_de.deserialize_view(moved.data[_HEADER:])
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._store is None:
             raise InvalidType("a worker cannot send a Stored: send what its get() returns")
-        with self._store._sends(self):
-            return Stored, (None, None, self._place, self._value)
+        self._store._note_sent(self)
+        place = self._place  # only now: see WorkersStore._move
+        return Stored, (None, None, self._id, place, self._moved if place is None else None)
 
     def __repr__(self) -> str:
         return f"<Stored {self.key!r} at {self._place}>"
@@ -104,14 +121,23 @@ class _Storage(SingleWriterShmObjectStorage):
     def default_is_free_check(self, id: int, buf: memoryview) -> bool:
         return id not in self.living
 
+    def put_serialized(self, key: Hashable, parts: tuple[Any, int, Any, int]) -> Place:
+        """Puts an object as `put` does, without code of a user's, but that of the key."""
+        with self.ring_buffer._only_writer("put"):
+            self._must_be_new(key)
+            return self._put(key, parts)
 
-class Waiting(Protocol):
-    """The waits of a group for its workers' answers."""
-
-    @property
-    def loops(self) -> Loops: ...
-    def wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool: ...
-    def late(self, text: str, ranks: Iterable[int], timeout: float | None) -> CallTimedOut: ...
+    def bytes_at(self, place: Place) -> Bytes:
+        """Returns a copy of an object's bytes, behind as many others as an allocation has."""
+        pinned = self._pin(*place)
+        try:
+            data = pinned.data()
+            copy = np.empty(_HEADER + len(data), np.uint8)
+            copy[_HEADER:] = data
+            del data
+            return copy
+        finally:
+            pinned.release()
 
 
 class WorkersStore:
@@ -120,12 +146,13 @@ class WorkersStore:
     Threads may share it.
     """
 
-    def __init__(self, nbytes: int, world: int, name: str, table: Table, answers: Waiting) -> None:
-        nbytes = integer_from("store", nbytes, 1024)
+    def __init__(self, nbytes: int, world: int, name: str, table: Table, answers: Answers) -> None:
         self._storage = _Storage(nbytes, world, name)
+        self._id = self._storage.ring_buffer.handle()[1]
         self._table, self._answers = table, answers
-        self._lock = Lock()
-        self._sending: list[Stored] | None = None  # of the call that is being sent
+        self._lock = Lock()  # no code of a user's runs with it, but that of keys
+        # The thread that pickles a call, and that call.
+        self._sending: tuple[int, Pending] | None = None
 
     def find(self, key: Hashable) -> Stored | None:
         """Returns the object that is stored by that key; None if there is none, or it was evicted.
@@ -135,19 +162,18 @@ class WorkersStore:
             Closed: the group was closed.
         """
         storage = self._storage
+        storage._check()  # a forked child may have the lock held by nobody
         with self._lock:
             if not storage.is_cached(key):
                 return None
             place = storage.key_index[key]
             found = storage.living.get(place[1])
-            if found is None:
-                found = storage.living[place[1]] = Stored(self, key, place)
-            return found
+            return found if found is not None else self._new(key, place)
 
     def put(self, key: Hashable, value: Any, timeout: float | None = None) -> Stored:
         """Copies `value` into shared memory, once for all workers. Evicts the oldest objects; waits
         for calls that have these. One whose `Stored` you keep moves into it, and is sent with later
-        calls.
+        calls. If a signal handler raises in it, `find` tells whether it was stored.
 
         Args:
             key: by which `find` finds it.
@@ -162,8 +188,9 @@ class WorkersStore:
             Closed: the group was closed.
         """
         deadline = Deadline(timeout)
+        parts = self._storage._serialized(value)
         while True:
-            found = self._attempt(key, value)
+            found = self._attempt(key, parts)
             if isinstance(found, Stored):
                 return found
             if not self._answers.wait(found.is_complete, deadline) and deadline.has_passed():
@@ -175,40 +202,57 @@ class WorkersStore:
         Raises as `put`.
         """
         deadline, loops = Deadline(timeout), self._answers.loops
+        parts = self._storage._serialized(value)
         while True:
-            found = self._attempt(key, value)
+            found = self._attempt(key, parts)
             if isinstance(found, Stored):
                 return found
             if not await loops.wait(found.is_complete, deadline) and deadline.has_passed():
                 raise await loops.beside(partial(self._late, key, found, timeout))
             del found  # as above
 
-    def _attempt(self, key: Hashable, value: Any) -> Stored | Pending:
+    def _attempt(self, key: Hashable, parts: tuple[Any, int, Any, int]) -> Stored | Pending:
         """Returns the call to wait for if there is no room."""
         if self._lock.is_mine():
             raise ConcurrentUse("this call is made in the middle of another one of this store")
         storage = self._storage
+        storage._check()
         with self._lock:
             while True:
                 try:
-                    place = storage.put(key, value)
+                    place = storage.put_serialized(key, parts)
                 except StoreFull as error:
                     oldest = storage.ring_buffer.monotonic_id_start
                     kept = storage.living.get(oldest)
                     if kept is None or error.need > storage.ring_buffer.data_buffer_size:
                         raise
-                    if (call := self._table.owing(kept)) is not None:
+                    if (call := self._move(oldest, kept)) is not None:
                         return call
-                    kept._value, kept._place = storage.get(*storage.key_index[kept.key]), None
-                    del storage.living[oldest]
                 else:
-                    stored = storage.living[place[1]] = Stored(self, key, place)
+                    stored = self._new(key, place)
+                    storage.drop_reference(key)
                     return stored
 
-    def _get(self, stored: Stored) -> Any:
-        with self._lock:  # meanwhile it does not move
-            place = stored._place
-            return stored._value if place is None else self._storage.lend(*place)
+    def _new(self, key: Hashable, place: Place) -> Stored:
+        stored = self._storage.living[place[1]] = Stored(self, key, self._id, place)
+        return stored
+
+    def _move(self, number: int, kept: Stored) -> Pending | None:
+        """Moves an object out of the store, or returns a call that has it.
+
+        Another thread may be sending it. That notes the call first, and then looks for the place;
+        here the place is taken first, and then the calls are looked at.
+        """
+        call, place = self._table.owing(kept), kept._place
+        if call is None and place is not None:
+            kept._moved = self._storage.bytes_at(place)
+            kept._place = None
+            call = self._table.owing(kept)
+            if call is not None:
+                kept._place = place
+        if call is None:
+            del self._storage.living[number]
+        return call
 
     def _late(self, key: Hashable, call: Pending, timeout: float | None) -> CallTimedOut:
         text = f"no room for {key!r}: {call.name}() has the oldest object"
@@ -218,43 +262,39 @@ class WorkersStore:
         """Returns the counters of the store. Raises `Closed` if the group was closed."""
         return self._storage.statistics()
 
-    @contextmanager
-    def _keeps_for(self, pending: Pending) -> Iterator[None]:
-        """Keeps what is pickled in the block until the call is answered."""
-        pending.stored = self._sending = []
-        try:
-            yield
-        finally:
-            self._sending = None
+    def _begin_to_send(self, call: Pending) -> None:
+        """Keeps what this thread pickles from now on until the call is answered."""
+        if call.stored is None:
+            call.stored = {}
+        self._sending = threading.get_ident(), call
 
-    @contextmanager
-    def _sends(self, stored: Stored) -> Iterator[None]:
-        """The object does not move in the block, nor after it until the call is answered."""
-        if self._sending is None:
-            raise InvalidType("a Stored can be sent in calls of its own group only")
-        with self._lock:
-            self._sending.append(stored)
-            yield
+    def _note_sent(self, stored: Stored) -> None:
+        thread, call = self._sending or (0, None)
+        if call is None or thread != threading.get_ident():
+            raise InvalidType("a Stored is sent in calls of its own group only, and not copied")
+        if call.stored is not None:  # else all its workers have died
+            call.stored[id(stored)] = stored
 
     def _close(self) -> None:
         """Frees the memory. Idempotent."""
         self._storage.close()
 
 
-_storages: list[SingleWriterShmObjectStorage] = []  # of the group whose worker this process is
+# Of the groups whose worker this process is, by the names of the segments.
+_storages: dict[str, SingleWriterShmObjectStorage] = {}
 
 
 def attach(handle: ShmObjectStorageHandle | None) -> None:
     """Attaches to the store of this worker's group, if it has one."""
-    _storages.clear()
     if handle is not None:
-        _storages.append(SingleWriterShmObjectStorage.create_from_handle(handle))
+        name = handle.ring_buffer_handle[1]
+        _storages[name] = SingleWriterShmObjectStorage.create_from_handle(handle)
 
 
-def detach() -> None:
+def detach(handle: ShmObjectStorageHandle | None) -> None:
     """Closes it."""
-    for storage in _storages:
-        storage.close()
+    if handle is not None:
+        _storages.pop(handle.ring_buffer_handle[1]).close()
 
 
 def fetched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:

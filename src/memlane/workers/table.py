@@ -45,7 +45,7 @@ class Pending:
         self.values: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}  # in the order in which they came
         self.died: list[int] = []  # how often each worker had died when it was sent
-        self.stored: Sequence[Any] = ()  # what it has of the group's store, until it is complete
+        self.stored: dict[int, Any] | None = None  # of the group's store, until it is complete
         self._unasked: list[Unasked] | None = None
 
     def is_settled(self) -> bool:
@@ -68,7 +68,7 @@ class Pending:
                 self._unasked.append(Unasked(self.name, rank, error))
         del self.missing[rank]
         if not self.missing:
-            self.stored = ()
+            self.stored = None
 
     def hand_out(self) -> None:
         """Notes that a caller has it, who can ask for exceptions."""
@@ -167,7 +167,7 @@ class Table:
         """Returns a call that has that object of the store; None if there is none."""
         for due in [*self._due]:
             for _, call in [*due]:
-                if any(one is stored for one in call.stored):
+                if call.stored is not None and id(stored) in call.stored:
                     return call
         return None
 
