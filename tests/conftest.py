@@ -20,7 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MEMLANE_RINGBUFFER_WARNING_INTERVAL"] = "600"
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.support import (
     METHODS,
@@ -36,11 +35,6 @@ from tests.support import (
 )
 from tests.support.built import hooked, preloaded
 from tests.support.punctual import Control, stacks
-
-settings.register_profile(
-    "memlane", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("memlane")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PREFIX = ("memlane-", "vllm_offload_")
@@ -69,6 +63,18 @@ def pytest_configure(config: pytest.Config) -> None:
     first.join()
     config.stash[_control] = start_control()
     start_fork_server("roles")
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Only files that use hypothesis import it: that takes half a second of a processor."""
+    if isinstance(collector, pytest.Module) and "hypothesis" in collector.path.read_text():
+        from hypothesis import HealthCheck, settings
+
+        slow = [HealthCheck.too_slow]
+        settings.register_profile(
+            "memlane", database=None, deadline=None, suppress_health_check=slow
+        )
+        settings.load_profile("memlane")
 
 
 def pytest_collection_finish() -> None:

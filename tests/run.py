@@ -226,7 +226,7 @@ def groups_of(paths: list[Path], marks: str) -> list[Group]:
     }
     made: list[Group] = []
     room = 0.0
-    for file in sorted(files, key=lambda file: (_imports_torch(file), file)):
+    for file in sorted(files, key=lambda file: (_imports(file), file)):
         expected = seconds.get(file, USUAL)
         if file == NATIVE:
             made.insert(0, _native(expected))
@@ -244,9 +244,10 @@ def groups_of(paths: list[Path], marks: str) -> list[Group]:
     return sorted(made, key=lambda group: -group.expected)
 
 
-def _imports_torch(file: str) -> bool:
-    """That takes three seconds of a core: files that do are in the same groups."""
-    return file != NATIVE and 'package("torch")' in Path(file).read_text()
+def _imports(file: str) -> tuple[bool, ...]:
+    """Which of the packages that take seconds to import: files with the same are in one group."""
+    text = "" if file == NATIVE else Path(file).read_text()
+    return 'package("torch")' in text, "hypothesis" in text
 
 
 def _pytest(file: str, expected: float, marks: str) -> Group:

@@ -325,11 +325,10 @@ def test_a_forked_child_keeps_no_door(run: Path) -> None:
 def serves_and_forks(link: Link) -> None:
     """Role: serves, and has a child that lives on, and has closed its copy of the queue."""
     with MessageQueue(1, name="steps", serve=True) as queue:
-        child = os.fork()
-        if child == 0:
+        if os.fork() == 0:
             queue.close()
+            link.tell(os.getpid())  # until then the copy holds the segment, too
             signal.pause()
-        link.tell(child)
         link.hear()
 
 

@@ -1,6 +1,7 @@
 """The harness itself: what the other tests rely on."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -217,3 +218,15 @@ def test_tests_are_collected_where_optional_packages_are_missing() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_only_files_of_tests_import_hypothesis() -> None:
+    """tests/conftest.py sets the profile before it imports such a file; nobody else imports it."""
+    tests = Path(__file__).parents[1]
+    texts = {path: path.read_text() for path in tests.rglob("*.py")}
+    users = [p for p, text in texts.items() if re.search(r"^(from|import) hypothesis", text, re.M)]
+    assert len(users) > 10
+    assert [path for path in users if not path.name.startswith("test_")] == []
+    names = "|".join(f"{path.parent.name}.{path.stem}" for path in users)
+    imports = re.compile(rf"^from tests\.({names}) ", re.M)
+    assert [path for path, text in texts.items() if imports.search(text)] == []

@@ -29,7 +29,7 @@ from memlane.broadcast.protocol import (
 from memlane.broadcast.protocol.frames import Header, Hello, Kind, What, control, whole_header
 from memlane.broadcast.protocol.outbox import Message
 from memlane.broadcast.protocol.states import Life
-from tests.sessions.test_sessions import LONG, step
+from tests.sessions.steps import LONG, step
 from tests.sessions.world import EPOCH, Reader, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "5000")) // 10

@@ -87,7 +87,6 @@ def mount_shm(options: str) -> None:
 
 def roles(requests: socket.socket) -> int:
     """Plays them. Has never imported memlane."""
-    import hypothesis  # noqa: F401
     import numpy  # noqa: F401
     import pytest  # noqa: F401
 
