@@ -26,10 +26,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from xml.etree import ElementTree
-
-from tests.support.punctual import SHARED, Control
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build/tests"
@@ -118,7 +116,7 @@ class Group:
     def __str__(self) -> str:
         return f"{self.took:.0f} s, {self.computed:.0f} s of a core"
 
-    def run(self, control: Control) -> tuple[int, str]:
+    def run(self, options: dict[str, Any]) -> tuple[int, str]:
         """Returns the exit status and what was printed.
 
         What it prints goes to a file: a process that a test left behind may still hold it open.
@@ -130,8 +128,7 @@ class Group:
             subprocess.Popen(
                 [str(ROOT / "tests/own_shm.sh"), *self.command],
                 cwd=ROOT,
-                env={**NO_PLUGINS, SHARED: " ".join(map(str, control.files()))},
-                pass_fds=control.files(),
+                **options,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -245,7 +242,7 @@ def groups_of(paths: list[Path], marks: str) -> list[Group]:
 
 
 def _imports(file: str) -> tuple[bool, ...]:
-    """Which of the packages that take seconds to import: files with the same are in one group."""
+    """Tells files by the packages that take seconds to import: those with the same are together."""
     text = "" if file == NATIVE else Path(file).read_text()
     return 'package("torch")' in text, "hypothesis" in text
 
@@ -268,11 +265,21 @@ def _native(expected: float) -> Group:
     return Group([NATIVE], [*command, "--output-junit", str(report)], report, expected)
 
 
+def sharing_a_control(groups: list[Group]) -> dict[str, Any]:
+    """Options of `Popen` for groups with one control of time, which ends with this process."""
+    if all(group.files == [NATIVE] for group in groups):
+        return {"env": NO_PLUGINS}
+    from tests.support.punctual import SHARED, Control  # where only C++ is built is no pytest
+
+    files = Control().files()
+    return {"env": {**NO_PLUGINS, SHARED: " ".join(map(str, files))}, "pass_fds": files}
+
+
 def run(groups: list[Group], jobs: int) -> Outcome:
     """Runs the groups in their order, `jobs` at once."""
-    outcome, control = Outcome(), Control()
+    outcome, options = Outcome(), sharing_a_control(groups)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(group.run, control): group for group in groups}
+        futures = {pool.submit(group.run, options): group for group in groups}
         try:
             for future in as_completed(futures):
                 group, (status, output) = futures[future], future.result()
@@ -283,7 +290,6 @@ def run(groups: list[Group], jobs: int) -> Outcome:
             for process in list(_running):
                 process.terminate()
             raise
-    control.close()
     return outcome
 
 
