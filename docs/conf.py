@@ -50,7 +50,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!memlane\b).*"),
     (r"py:.*", r"memlane\.(_.*|groups\.stores\..*|store\.(reading|serde)\..*)"),
     (r"py:.*", r"memlane\.(broadcast\.any_queue\.M|tiers\.tier\.Ticket)"),
-    (r"py:.*", r"memlane\.workers\.(\w+\.[A-Z]|call\.Receiver|table\.Pending)"),
+    (r"py:.*", r"memlane\.workers\.(\w+\.[A-Z]|call\.CallingGroup|table\.Pending)"),
 ]
 
 # Links within the manual are checked by every build, others by `make docs-links` only.
