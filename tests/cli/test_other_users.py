@@ -23,6 +23,7 @@ from memlane.cli import users
 from memlane.inspect.foreign import rings
 from memlane.inspect.foreign.rings import Geometry
 from memlane.inspect.segment import open_to_read
+from tests.inspect.test_foreign_files import map_without_descriptor
 from tests.support import PATIENCE, Link, Peer, run_memlane, start, until
 from tests.support.queues import name_in
 
@@ -136,6 +137,50 @@ def test_another_users_ring_of_the_same_name_does_not_join_roots(namesake: Peer)
             (ring,) = [each for each in rings._rings(None) if each.name in file.name]
             assert ring.pids == (os.getpid(),)
         os.unlink(file.name)
+
+
+def become_nobody() -> None:
+    """Its own files in /proc are its own again, as a program's that it executes would be."""
+    os.setuid(NOBODY)
+    assert ctypes.CDLL(None).prctl(4, 1) == 0  # PR_SET_DUMPABLE
+
+
+def map_only(link: Link, path: Path) -> None:
+    """Role: an engine's reader that has closed its descriptor."""
+    become_nobody()
+    map_without_descriptor(link, str(path), True)
+
+
+def see_who_maps(link: Link, path: Path, has_it_open: bool) -> tuple[int, ...]:
+    """Role: an engine's writer; returns the ring's pids, as its user sees them."""
+    become_nobody()
+    with path.open("w+b") as file:
+        file.truncate(Geometry(16 << 20, 1, 10).size)
+        kept = mmap.mmap(file.fileno(), mmap.PAGESIZE) if has_it_open else None
+    link.tell()
+    link.hear()
+    (ring,) = [each for each in rings._rings(None) if each.name == path.name]
+    del kept
+    return ring.pids
+
+
+@pytest.mark.parametrize("case", ["its name", "no name", "no descriptor"])
+def test_a_user_counts_who_only_maps_its_ring(case: str) -> None:
+    """Only root may open what a mapping leads to."""
+    path = SHM / f"psm_{os.getpid()}"
+    writer = start(see_who_maps, path, case != "no descriptor")
+    try:
+        writer.hear()
+        reader = start(map_only, path)
+        pid = reader.hear()
+        if case == "no name":
+            path.unlink()
+        writer.tell()
+        mapping = {pid} if case == "no descriptor" else {pid, writer.pid}
+        assert set(writer.result()) == mapping
+        reader.kill()
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_a_pipe_in_the_place_of_another_users_ring_is_not_waited_for(namesake: Peer) -> None:

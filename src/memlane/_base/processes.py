@@ -37,14 +37,15 @@ class Holder:
     Attributes:
         pid: of the process.
         path: leads to the open file, even if its name is removed: `/proc/PID/fd/N`, or
-            `/proc/PID/map_files/RANGE` of a file that is only mapped.
-        is_open, is_mapped: which of the two.
+            `/proc/PID/map_files/RANGE` of a file that is only mapped, which only root may follow.
+        is_open: whether a descriptor is open.
+        mapped: device and inode of the mapped file of this name; None if there is none.
     """
 
     pid: int
     path: str
     is_open: bool
-    is_mapped: bool
+    mapped: tuple[int, int] | None
 
 
 def pids() -> list[int]:
@@ -333,28 +334,28 @@ def holders_in(folder: str, of: Iterable[int] | None = None) -> Iterator[tuple[s
     see is left out."""
     for pid in pids() if of is None else of:
         seen: set[str] = set()
-        mapped = set(_mapped(pid, folder))
-        mapped_paths = {path for path, _ in mapped}
+        mapped = {path: (span, file) for path, span, file in _mapped(pid, folder)}
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:
             for link in links:
                 with suppress(OSError):  # closed meanwhile
                     path = os.readlink(link.path)
                     if path.startswith(f"{folder}/") and path not in seen:
                         seen.add(path)
-                        yield path, Holder(pid, link.path, True, path in mapped_paths)
-        for path, span in mapped:
+                        file = mapped[path][1] if path in mapped else None
+                        yield path, Holder(pid, link.path, True, file)
+        for path, (span, file) in mapped.items():
             if path not in seen:
-                seen.add(path)
-                yield path, Holder(pid, f"/proc/{pid}/map_files/{span}", False, True)
+                yield path, Holder(pid, f"/proc/{pid}/map_files/{span}", False, file)
 
 
-def _mapped(pid: int, folder: str) -> Iterator[tuple[str, str]]:
-    """(path, range of addresses) of each mapping of a file of `folder`."""
+def _mapped(pid: int, folder: str) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """(path, range of addresses, device and inode) of each mapping of a file of `folder`."""
     with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as lines:
         for line in lines:
             fields = line.rstrip("\n").split(None, 5)
             if len(fields) == 6 and fields[5].startswith(f"{folder}/"):
-                yield fields[5], fields[0]
+                major, minor = (int(number, 16) for number in fields[3].split(":"))
+                yield fields[5], fields[0], (os.makedev(major, minor), int(fields[4]))
 
 
 _EXITING = 0x4  # PF_EXITING of a task's flags

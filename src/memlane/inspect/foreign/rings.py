@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -247,27 +246,29 @@ def _rings(geometry: Geometry | None) -> list[Ring]:
     found: dict[tuple[int, int], tuple[str, list[processes.Holder]]] = {}
     for path, holder in held_files():
         name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
-        if name.startswith(_PREFIXES) and holder.is_mapped:
-            with suppress(OSError):  # closed meanwhile
-                facts = os.stat(holder.path)
-                if facts.st_uid == os.geteuid():
-                    key = facts.st_dev, facts.st_ino
-                    found.setdefault(key, (name, []))[1].append(holder)
+        if name.startswith(_PREFIXES) and holder.mapped is not None:
+            found.setdefault(holder.mapped, (name, []))[1].append(holder)
     rings = []
-    for name, holders in sorted(found.values(), key=lambda each: each[0]):
-        with suppress(OSError):  # gone, or of another /dev/shm
-            path = min(holders, key=lambda holder: not holder.is_open).path
-            pids = sorted({holder.pid for holder in holders})
-            if (ring := _ring(name, path, pids, geometry)) is not None:
-                rings.append(ring)
+    for mapped, (name, holders) in sorted(found.items(), key=lambda each: each[1][0]):
+        pids = sorted({holder.pid for holder in holders})
+        holders.sort(key=lambda holder: not holder.is_open)
+        for path in (holders[0].path, f"{FOLDER}/{name}"):  # only root may follow a mapping
+            with suppress(OSError):  # gone, or of another /dev/shm
+                if (ring := _ring(name, path, mapped, pids, geometry)) is not None:
+                    rings.append(ring)
+                    break
     return rings
 
 
-def _ring(name: str, path: str, pids: Sequence[int], given: Geometry | None) -> Ring | None:
+def _ring(
+    name: str, path: str, mapped: tuple[int, int], pids: Sequence[int], given: Geometry | None
+) -> Ring | None:
+    """Returns the ring; None if the file at `path` is not the mapped one, not this user's or no
+    ring."""
     file = open_to_read(path)
     try:
         facts = os.fstat(file)
-        if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode):
+        if (facts.st_dev, facts.st_ino) != mapped or facts.st_uid != os.geteuid():
             return None
         choices = candidates(facts.st_size)
         if given is not None and given.size == facts.st_size:
