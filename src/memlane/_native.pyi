@@ -1238,6 +1238,11 @@ def place_blocks(
     Copies values, headers and rows, into those rows; whether each fits the CRC of its key.
     """
 
+def call_aside(call: Callable[[], object]) -> bool:
+    """
+    Calls it where no signal handler runs, and waits. False if there is no thread for that.
+    """
+
 def sweep_dead_segments() -> list[str]:
     """
     Removes the segments of this user that no living process holds; returns their names.

@@ -7,14 +7,17 @@ Fails without the guard: libzmq aborts the process if it cannot start its thread
 import errno
 import os
 import resource
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memlane import MessageQueue, SystemFault
+from memlane._base.lifetime import start_thread
 from memlane.groups import TcpGroup
-from tests.support import PATIENCE, Link, start
+from tests.support import PATIENCE, Alarm, Link, alarms, start
 from tests.support.regions import new_id, path_of, populated_pages, region_of
 from tests.support.remote_queues import HERE
 
@@ -132,3 +135,40 @@ def test_a_region_is_populated_without_threads(rank: int | None, nbytes: int, th
 def test_a_start_with_too_few_threads_fails_or_works(begin: Begin) -> None:
     """With one more thread at a time, each start fails with an error or works."""
     assert start(starting_with_more_and_more, begin).result() > 0
+
+
+def test_a_handler_that_raises_leaves_a_thread_that_runs_or_one_that_never_will(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails without the other thread: KeyErrors in the place of the handler's error and of what was
+    to run, and threads that began after the call had failed."""
+    is_armed, raised, started = False, 0, 0
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+
+    def handler() -> None:
+        if is_armed:
+            raise Alarm
+
+    with alarms(handler, every=0.0003):
+        while raised < 300 or not started:
+            ran: list[object] = []
+            thread = threading.Thread(target=ran.append, args=(None,), daemon=True)
+            try:
+                is_armed = True
+                start_thread(thread)
+                is_armed = False
+                started += 1
+            except Alarm:
+                is_armed = False
+                raised += 1
+                if thread.ident is None:
+                    later = threading.Thread(target=int)
+                    later.start()
+                    later.join()
+                    assert not ran
+                    assert not thread.is_alive()
+                    continue
+            thread.join()
+            assert ran
+            assert not lost

@@ -7,6 +7,7 @@
 #include "bindings/python/buffer.hpp"
 #include "bindings/python/buffer_pool.hpp"
 #include "bindings/python/byte_views.hpp"
+#include "bindings/python/call_aside.hpp"
 #include "bindings/python/call_guard.hpp"
 #include "bindings/python/failures.hpp"
 #include "bindings/python/folder_watch.hpp"
@@ -49,6 +50,8 @@ NB_MODULE(_native, m) {
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif
+    m.def("call_aside", &bindings::call_aside, "call"_a, nb::sig("def call_aside(call: collections.abc.Callable[[], object]) -> bool"),
+        "Calls it where no signal handler runs, and waits. False if there is no thread for that.");
     m.def("sweep_dead_segments", [] { return core::sweep_dead_segments(); }, nb::call_guard<bindings::WithoutGil>(),
         "Removes the segments of this user that no living process holds; returns their names.");
     m.def(

@@ -8,18 +8,22 @@ never returns for a child that waits for a queue of this process.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import errno
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import BuiltinFunctionType
 from typing import Any, ClassVar, Self
 
 from memlane._importing import fork_waits
 from memlane._locks import Lock
+from memlane._native import call_aside
 from memlane.errors import InvalidType, system_fault
 
 
@@ -126,17 +130,37 @@ def is_left_behind() -> bool:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Starts the thread.
+    """Starts the thread. If a signal handler raises meanwhile, it runs, or never will.
 
     Raises:
         SystemFault: with EAGAIN, if the system has no more threads for this user.
     """
     try:
-        thread.start()
+        if not (_is_interruptible() and _starts_aside(thread)):
+            thread.start()
     except RuntimeError as error:
         if "can't start new thread" not in str(error):  # but at exit, or another thread's error
             raise
         raise system_fault(errno.EAGAIN, f"cannot start the thread {thread.name!r}") from None
+
+
+def _is_interruptible() -> bool:
+    """Returns whether signal handlers may run in `Thread.start` here, which is not made for what
+    they raise: it forgets the thread, or takes from it what it needs to begin."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _starts_aside(thread: threading.Thread) -> bool:
+    """Starts it from a thread without handlers. False: it was not started."""
+    lock: Any = getattr(threading, "_active_limbo_lock", None)
+    is_held = lock is not None and lock._is_owned()  # this is a handler or a finalizer in `start`
+    are_greenlets = not isinstance(_thread.start_new_thread, BuiltinFunctionType)  # of this thread
+    if is_held or are_greenlets or sys.is_finalizing():
+        return False
+    try:
+        return call_aside(thread.start)
+    except RuntimeError:  # there may be room for one
+        return thread.is_alive()
 
 
 def need_threads(count: int) -> None:
