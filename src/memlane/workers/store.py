@@ -143,7 +143,7 @@ class _Storage(SingleWriterShmObjectStorage):
 class WorkersStore:
     """The store of a group: `group.store`, if it was made with `store=` bytes.
 
-    Threads may share it.
+    Threads may share it. To a type checker each `Stored` is Any: it stands for its object.
     """
 
     def __init__(self, nbytes: int, world: int, name: str, table: Table, answers: Answers) -> None:
@@ -154,8 +154,8 @@ class WorkersStore:
         # The thread that pickles a call, and that call.
         self._sending: tuple[int, Pending] | None = None
 
-    def find(self, key: Hashable) -> Stored | None:
-        """Returns the object that is stored by that key; None if there is none, or it was evicted.
+    def find(self, key: Hashable) -> Any:
+        """Returns the `Stored` of that key; None if it has no object, or that was evicted.
 
         Raises:
             InvalidType: the key is not hashable.
@@ -170,10 +170,11 @@ class WorkersStore:
             found = storage.living.get(place[1])
             return found if found is not None else self._new(key, place)
 
-    def put(self, key: Hashable, value: Any, timeout: float | None = None) -> Stored:
-        """Copies `value` into shared memory, once for all workers. Evicts the oldest objects; waits
-        for calls that have these. One whose `Stored` you keep moves into it, and is sent with later
-        calls. If a signal handler raises in it, `find` tells whether it was stored.
+    def put(self, key: Hashable, value: Any, timeout: float | None = None) -> Any:
+        """Copies `value` into shared memory, once for all workers, and returns its `Stored`. Evicts
+        the oldest objects; waits for calls that have these. One whose `Stored` you keep moves into
+        it, and is sent with later calls. If a signal handler raises, `find` tells whether it was
+        stored.
 
         Args:
             key: by which `find` finds it.
@@ -197,7 +198,7 @@ class WorkersStore:
                 raise self._late(key, found, timeout)
             del found  # its error's traceback may have the object
 
-    async def aput(self, key: Hashable, value: Any, timeout: float | None = None) -> Stored:
+    async def aput(self, key: Hashable, value: Any, timeout: float | None = None) -> Any:
         """Is `put` for asyncio: other tasks run while it waits, for at most `timeout` seconds.
         Raises as `put`.
         """
