@@ -17,6 +17,7 @@ from memlane._base.msgspec import msgspec
 from memlane._base.processes import is_ending, is_stopped
 from memlane._doors.admission import VERSION, Ask, Handed, Waits, answer_in, packet_of
 from memlane._doors.folder import Folder, Line, served_name
+from memlane._importing import fork_waits
 from memlane._native import FolderWatch
 from memlane.errors import LayoutMismatch, RankTaken, SegmentMissing, SegmentRefused, TimedOut
 
@@ -70,7 +71,8 @@ async def aopened(
     attach: Callable[[str, int], T],
 ) -> T:
     """Is `opened` for asyncio. If it is cancelled, its place is free."""
-    import asyncio
+    with fork_waits:
+        import asyncio
 
     loop = asyncio.get_running_loop()
     with closing(_steps(name, kind, rank, timeout, attach)) as steps:
