@@ -6,7 +6,6 @@ processor give the same file. The forward pass is that of `model.py`, here for w
 
 import argparse
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 def manual() -> bytes:
     """Return the prose of all Markdown files: a paragraph a line, without tables and programs."""
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, check=True)
     paragraphs: list[str] = []
-    for name in sorted(listed.stdout.decode().split()):
-        text = re.sub(r"^( *)```.*?^\1```", "", (ROOT / name).read_text(), flags=re.M | re.S)
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+        text = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.M | re.S)
         text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"<!--.*?-->", "", text))
         for block in re.split(r"\n\s*\n|\n(?=\* |\d+\. )", text.replace("**", "")):
             line = " ".join(block.split()).lstrip("*#> ")

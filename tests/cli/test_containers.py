@@ -140,11 +140,16 @@ def test_root_lists_the_segments_of_a_container(blocked: tuple[Peer, int, int]) 
 
 def test_metrics_say_whose_they_are(blocked: tuple[Peer, int, int]) -> None:
     peer, pid, uid = blocked
-    until_stuck(peer)
-    lines = run_memlane("export", "--all", "--once").stdout.splitlines()
+    end = f'memlane_stuck_seconds{{queue="inside",role="writer",rank="",pid="{pid}"'
+    lines: list[str] = []
+
+    def is_shown() -> bool:  # from half a second on
+        lines[:] = run_memlane("export", "--all", "--once").stdout.splitlines()
+        return any(line.startswith(end) for line in lines)
+
+    until(is_shown, "the wait is a metric")
     names = [line.rpartition(" ")[0] for line in lines if not line.startswith("#")]
     assert len(names) == len(set(names)), "Prometheus refuses a scrape with two equal ones"
-    end = f'memlane_stuck_seconds{{queue="inside",role="writer",rank="",pid="{pid}"'
     (stuck,) = [line for line in lines if line.startswith(end)]
     assert f'uid="{uid}",pod="",container="pid {peer.pid}"' in stuck
     assert 'memlane_look_errors_total{uid="0",pod="",container=""} 0.0' in lines

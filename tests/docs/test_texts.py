@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 
 from memlane import errors
 from tests.docs.manual import ENGINE_LINES, ENTRIES, LINES, TROUBLESHOOTING
@@ -80,11 +79,11 @@ def test_lines_of_engines_are_titles() -> None:
 
 def test_every_docstring_opens_with_a_statement() -> None:
     """It has a subject, or a verb in the third person, and asks nothing."""
-    listed = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True)
     wrong = [
-        f"{name}:{node.lineno}: {first}"
-        for name in listed.split()
-        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        f"{path.relative_to(ROOT)}:{node.lineno}: {first}"
+        for folder in ("src", "tests", "benchmarks", "examples", "verification", "release", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(text := node.value.value, str)
         if (first := " ".join(text.strip().split("\n\n")[0].split()))
