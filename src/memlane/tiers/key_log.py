@@ -16,7 +16,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from memlane._base.diagnosis import warn
-from memlane.errors import system_fault
+from memlane._base.lifetime import start_thread
 
 _MAGIC = b"memlane keys 1\n"
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -30,10 +30,7 @@ class KeyLog:
         self._path = path
         self._work: SimpleQueue[tuple[bytes, bool] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="memlane-keys", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise system_fault(errno.EAGAIN, f"cannot start a thread: {error}") from None
+        start_thread(self._thread)
 
     def read(self) -> list[bytes]:
         """Returns the keys, each once, up to where the file is damaged. Call it first."""

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, cast
 
 from memlane._base.deadline import Deadline
+from memlane._base.lifetime import start_thread
 from memlane._importing import fork_waits
 from memlane._locks import Lock
 from memlane.errors import InvalidArgument
@@ -122,7 +123,7 @@ def _run(
     leave = _kill_group if leads else os._exit
     watch = threading.Thread(target=_leave_with_parent, args=(leave,), name="memlane-parent")
     watch.daemon = True
-    watch.start()
+    start_thread(watch)
     os.environ.update(env)  # again, for spawn; others have not got it yet
     try:
         serve(ticket, factory, *args, **kwargs)

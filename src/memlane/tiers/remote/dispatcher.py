@@ -7,7 +7,6 @@ the main thread, can leave nothing half done.
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 import traceback
@@ -21,7 +20,8 @@ from math import inf
 from queue import Empty, PriorityQueue, SimpleQueue
 
 from memlane._base.diagnosis import warn
-from memlane.errors import Closed, system_fault
+from memlane._base.lifetime import start_thread
+from memlane.errors import Closed
 from memlane.tiers.remote.answers import Answers
 from memlane.tiers.remote.blocks import Blocks
 from memlane.tiers.remote.health import Health
@@ -123,12 +123,9 @@ class Dispatcher:
                         *(self._work, self._inbox, self.state.outage),
                     )
                 )
-            self._thread.start()
+            start_thread(self._thread)
             for worker in self._workers:
                 worker.start()
-        except RuntimeError as error:  # no thread is left
-            self._abandon(first)
-            raise system_fault(errno.EAGAIN, f"cannot start a thread: {error}") from None
         except BaseException:
             self._abandon(first)
             raise

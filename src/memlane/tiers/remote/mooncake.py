@@ -29,6 +29,7 @@ import numpy as np
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.descriptors import beyond_standard_streams
+from memlane._base.lifetime import start_thread
 from memlane.errors import InvalidArgument, Unsupported, system_fault
 from memlane.tiers.remote.mooncake_host import MOST_BYTES
 from memlane.tiers.remote.tier import RemoteTier
@@ -204,7 +205,7 @@ class _Process:
         self._reaper = threading.Thread(
             target=self._process.wait, name="memlane-tier-client", daemon=True
         )
-        self._reaper.start()
+        start_thread(self._reaper)
         self._begun = time.monotonic()
         self._patience = _STARTING + settings["segment"] / _FILLING
         self._is_ready = False

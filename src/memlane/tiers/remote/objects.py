@@ -27,6 +27,7 @@ from typing import Any
 
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
+from memlane._base.lifetime import start_thread
 from memlane._importing import fork_waits
 from memlane._locks import Lock
 from memlane.errors import AccessRefused, InvalidArgument, Unsupported, system_fault
@@ -213,10 +214,7 @@ def _first_list(bucket: _Bucket, timeout: float) -> None:
         finally:
             requests.close()
 
-    try:
-        threading.Thread(target=run, name="memlane-tier-list", daemon=True).start()
-    except RuntimeError as error:
-        raise system_fault(errno.EAGAIN, f"cannot start a thread: {error}") from None
+    start_thread(threading.Thread(target=run, name="memlane-tier-list", daemon=True))
     failure = results.get()
     if failure is None:
         return

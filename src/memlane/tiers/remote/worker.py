@@ -12,6 +12,7 @@ from typing import Any
 
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import warn
+from memlane._base.lifetime import start_thread
 from memlane.tiers.remote.blocks import Blocks, changed
 from memlane.tiers.remote.requests import LATE, Batch, Call, Order, Question
 from memlane.tiers.remote.transport import FAIR, Cut, Late, Refusal, Refused, Transport, Unanswered
@@ -58,8 +59,8 @@ class Worker:
         )
 
     def start(self) -> None:
-        """Raises RuntimeError: there is no thread left."""
-        self._thread.start()
+        """Raises SystemFault: there is no thread left."""
+        start_thread(self._thread)
 
     def join(self) -> None:
         """Waits until it has ended, if it was started; then its connection is closed."""
