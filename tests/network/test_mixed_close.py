@@ -9,6 +9,7 @@ import pytest
 
 from memlane import Closed, MessageQueue, ReaderDied, TimedOut, WriterClosed
 from memlane.broadcast.network.sending import Sending
+from memlane.broadcast.network.writer import NetworkWriter
 from tests.support import PATIENCE, Aside
 from tests.support.queues import fill, refuses, start_reader
 from tests.support.remote_queues import enqueue_and_go_on, remote_queue, remote_writer
@@ -138,3 +139,21 @@ def test_a_close_interrupted_between_ring_and_network_can_be_repeated(
             enqueue_and_go_on(writer, "the ring has it")
     writer.close()
     assert rest_of(here) == rest_of(there) == [*before, "the ring has it"]
+
+
+def test_a_closed_writer_answers_nobody() -> None:
+    writer = remote_writer()
+    writer.close(0)
+    with MessageQueue(1) as work, refuses(Closed):
+        writer.answers(work)
+
+
+def test_of_two_threads_that_close_neither_forgets_who_never_came() -> None:
+    """The second looks when the ring has been closed, and nobody is absent from it any more."""
+    writer = remote_writer(1, 1, remote_liveness=0.5)
+    end = writer._writer
+    assert isinstance(end, NetworkWriter)
+    end._here.close()
+    end._here.close()
+    assert end._here.absent() == ["reader 0 (never attached)"]
+    writer.close()

@@ -1,10 +1,12 @@
 """Groups in event loops: the loop goes on whatever a call waits for."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -165,3 +167,55 @@ def test_a_waiting_loop_rests() -> None:
 
     with gate() as (descriptor, open_it), group_of(1) as group:
         assert run(main) < 0.1
+
+
+class Slow:
+    """A worker whose start waits for a byte, but for the first two."""
+
+    def __init__(self, rank: int, _world: int, descriptor: int) -> None:
+        self.rank = rank
+        os.read(descriptor, 1)
+
+    def number(self) -> int:
+        return self.rank
+
+
+def test_a_group_that_is_dropped_while_it_is_healed_is_healed_first() -> None:
+    """Its workers end then, and none is started for a group that has gone."""
+    here, there = os.pipe()
+    recovered: list[list[int]] = []
+
+    async def heals() -> "weakref.ref[object]":
+        os.write(there, b"xx")
+        group = WorkerGroup(
+            Slow,
+            2,
+            args=[here],
+            start_method="fork",
+            on_death="replace",
+            recover=lambda _, ranks: recovered.append(ranks),
+            timeout=PATIENCE,
+        )
+        os.kill(group.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            group.check(PATIENCE)
+        call = asyncio.create_task(group.acall(Slow.number))
+        before = group.generation
+        while group.generation == before:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        left = weakref.ref(group)
+        del group, call
+        gc.collect()
+        assert left() is not None
+        os.write(there, b"x")
+        return left
+
+    left = asyncio.run(heals())
+    gc.collect()
+    assert left() is None
+    assert recovered == [[0]]
+    os.close(here)
+    os.close(there)

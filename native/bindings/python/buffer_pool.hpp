@@ -35,6 +35,7 @@ public:
 
     Block take(std::size_t bytes) {
         const std::size_t rounded = round(bytes);
+        if (rounded < bytes) throw std::bad_alloc();
         const auto at = free_.lower_bound(rounded);
         if (at != free_.end() && at->first <= rounded + rounded / 4) {
             const Block block{at->second, at->first};

@@ -66,12 +66,17 @@ def _ports_in(source: str, port: object) -> Sequence[int | str]:
         return "*"
     if isinstance(port, bool) or not isinstance(port, (int, str)):
         raise InvalidType(f"{source} must be a number, a text or None, not {port!r}")
-    first, _, last = str(port).partition("-")
-    if first.isdecimal() and (last or first).isdecimal() and str(port)[-1] != "-":
-        ports = range(int(first), int(last or first) + 1)
-        if ports and ports[0] > 0 and ports[-1] < 1 << 16:
-            return ports
-    raise InvalidArgument(f'{source} must be a port, or a range as "29500-29599", not {port!r}')
+    if isinstance(port, int):
+        ports = range(port, port + 1)
+    else:
+        first, dash, last = port[:12].partition("-")
+        bounds = [first, last] if dash else [first]
+        is_range = all(bound.isdecimal() for bound in bounds)
+        ports = range(int(bounds[0]), int(bounds[-1]) + 1) if is_range else range(0)
+    if ports and ports[0] > 0 and ports[-1] < 1 << 16:
+        return ports
+    text = f"{port:#x}" if isinstance(port, int) and abs(port) >> 64 else repr(port)
+    raise InvalidArgument(f'{source} must be a port, or a range as "29500-29599", not {text}')
 
 
 class Endpoint(NamedTuple):

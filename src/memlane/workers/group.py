@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import copy
 from itertools import count
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
-from weakref import WeakMethod, ref
+from weakref import ref
 
 from memlane import (
     Closed,
@@ -293,11 +293,10 @@ class WorkerGroup(Workers[W], Owned):
             *(self._table, self._processes, self._gather, self._answers, self._sender),
             *(self.world, start, on_death, recovered, timeout),
         )
-        method = WeakMethod(self._healing.heal)
 
         def heal(ranks: Iterable[int]) -> None:
-            if (call := method()) is not None:  # as above
-                call(ranks)
+            if (group := own()) is not None:  # which is not dropped meanwhile
+                group._healing.heal(ranks)
 
         table, unrecovered = self._table, self._healing.unrecovered
         self._sender.heal = heal

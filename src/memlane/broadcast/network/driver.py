@@ -138,7 +138,8 @@ class NetworkEnd(ABC):
             self.table.label = label
 
     def note_work(self, requests: bytes) -> None:
-        """Shows observers of the ring, if there is one, whose messages these answer."""
+        """Shows observers of a ring whose messages these answer. Raises Closed."""
+        self.check()
         if self.segment is not None:
             self.segment.note_work(requests)
 

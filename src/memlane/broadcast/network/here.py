@@ -97,11 +97,11 @@ class Here:
         seen = self.ring.statistics()
         return seen.readers, seen.waits, seen.spills
 
-    def close(self, *, is_first: bool) -> None:
+    def close(self) -> None:
         """Closes the ring; from now on nobody here can attach."""
         if self.ring is not None:
             absent = self.ring.absent()
-            if is_first:
+            if self._never_came is None:  # else another thread has closed it: nobody is absent then
                 self._never_came = absent
             self.ring.close()
 

@@ -93,7 +93,7 @@ class Listening(sockets.Listening):
         try:
             port = self._bind_first(where, ports, is_ipv6=is_ipv6)
         except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
+            if error.errno == errno.EADDRINUSE and ports != "*":
                 which = f"port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
                 raise SystemFault(
                     error.errno, f"cannot listen on {host}: {which} is in use"

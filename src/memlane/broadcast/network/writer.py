@@ -394,7 +394,7 @@ class NetworkWriter(NetworkEnd):
     def close(self, timeout: float | None = None) -> None:
         """Closes the ring and the network, even if one of them raises."""
         try:
-            self._here.close(is_first=not self.is_closing)
+            self._here.close()
         finally:
             super().close(timeout)
 

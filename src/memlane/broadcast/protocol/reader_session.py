@@ -14,6 +14,7 @@ from memlane._base.blame import Facts, sentence
 from memlane._native import messages_in
 from memlane.broadcast.protocol.connection_state import ConnectionState
 from memlane.broadcast.protocol.frames import (
+    PIECE,
     Absent,
     Header,
     Hello,
@@ -436,6 +437,11 @@ class ReaderSession:
                 )
             return Message(header.sequence, header.kind, payload)
         if header.piece == 0:
+            if header.total > header.pieces * PIECE:
+                raise CorruptMessage(
+                    f"message {header.sequence} cannot have {header.total} bytes in "
+                    f"{header.pieces} pieces"
+                )
             self._assembly = Assembly(header)
         if self._assembly is None:
             raise CorruptMessage(f"frame {header.piece} of a message that has not begun")
