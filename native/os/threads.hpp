@@ -65,22 +65,6 @@ inline void until_gone(std::int64_t thread) noexcept {
     while (::syscall(SYS_tgkill, ::getpid(), thread, 0) == 0 && monotonic_now() < end) ::sched_yield();
 }
 
-// Runs `work` on another thread and waits for it. False if the system has no thread for it.
-template <class Work>
-bool run_aside(const Work& work) {
-    std::int64_t id = 0;
-    try {
-        std::thread([&] {
-            id = own_thread();
-            work();
-        }).join();
-    } catch (const std::exception&) {  // no thread, or no memory for one
-        return false;
-    }
-    until_gone(id);
-    return true;
-}
-
 // Runs `work` on a detached thread that blocks signals. False if the system has no more threads.
 template <class Work>
 bool run_detached(Work work) {

@@ -1238,7 +1238,7 @@ def place_blocks(
     Copies values, headers and rows, into those rows; whether each fits the CRC of its key.
     """
 
-def call_aside(call: Callable[[], object]) -> bool:
+def call_aside(call: Callable[[], object], start: Callable[..., object]) -> bool:
     """
     Calls it where no signal handler runs, and waits. False if there is no thread for that.
     """

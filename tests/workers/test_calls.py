@@ -28,6 +28,7 @@ from memlane import (
     WorkerGroup,
     inspect,
 )
+from memlane.workers.processes import _changed_environment
 from tests.support import PATIENCE, Link, alarms, start, until
 from tests.workers.roles import Closing, Frozen, Model, OnlyIn, triples
 
@@ -485,3 +486,26 @@ def test_a_stuck_group_is_named() -> None:
         assert "ranks.calls" in {each.label for each in inspect.segments()}
     with pytest.raises(InvalidArgument, match="name must be"):
         group_of(1, name="no spaces")
+
+
+@pytest.mark.parametrize("value", [2, "a=b\0"])
+def test_an_environment_that_is_refused_changes_nothing(value: Any) -> None:
+    before = dict(os.environ)
+    changes = {"MEMLANE_TEST": "1", "MEMLANE_OTHER": value}
+    with pytest.raises((TypeError, ValueError)), _changed_environment(changes):
+        pass
+    assert dict(os.environ) == before
+
+
+def test_a_program_that_start_starts_can_be_interrupted() -> None:
+    """SIGINT is blocked for a moment in workers that memlane starts, and not in others."""
+    code = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    masks: list[str] = []
+
+    def begin(ticket: Ticket) -> None:
+        masks.append(subprocess.check_output([sys.executable, "-c", code], text=True).strip())
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        WorkerGroup[Any](None, 1, start=begin)
+    assert masks == ["set()"]

@@ -406,7 +406,7 @@ def test_a_handler_raises_while_handlers_are_put_back(monkeypatch: pytest.Monkey
     try:
         with monkeypatch.context() as patched:
             patched.setattr(signal, "signal", interrupted)
-            with pytest.raises(Interrupted), shielded():
+            with pytest.raises(Interrupted), shielded(blocks_interrupts=True):
                 signal.raise_signal(signal.SIGUSR1)
         assert handled == [signal.SIGUSR1]
         with pytest.raises(Interrupted):
@@ -430,7 +430,7 @@ def test_a_second_signal_ends_a_start_that_hangs() -> None:
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        with pytest.raises(Interrupted), shielded():
+        with pytest.raises(Interrupted), shielded(blocks_interrupts=True):
             hang_until_interrupted()
         assert len(handled) == 2
         assert signal.getsignal(signal.SIGUSR1) is handle
@@ -444,7 +444,7 @@ def test_a_handler_that_a_start_installs_stays() -> None:
     def other(number: int, frame: object) -> None: ...
 
     try:
-        with shielded():
+        with shielded(blocks_interrupts=True):
             signal.signal(signal.SIGUSR1, other)
         assert signal.getsignal(signal.SIGUSR1) is other
     finally:

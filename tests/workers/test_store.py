@@ -145,6 +145,17 @@ def test_the_oldest_objects_make_room_for_new_ones() -> None:
         assert group.call(Reader.sums, last) == [39 * MIB]
 
 
+@pytest.mark.parametrize("size", [MIB // 8, MIB, 2 * MIB, 3 * MIB])
+def test_no_more_is_evicted_than_must_be(size: int) -> None:
+    """The store is nearly full whenever it is: what was put last is found."""
+    with group_of(1) as group:
+        fit = 8 * MIB // (size + 100)
+        for number in range(3 * fit):
+            group.store.put(number, image(number % 251, size))
+            last = range(max(0, number - fit + 2), number + 1)
+            assert [key for key in last if group.store.find(key) is None] == []
+
+
 def test_an_object_that_the_program_keeps_moves_there() -> None:
     """It does so when its room is needed, is sent with later calls, and may be put again."""
     with group_of(2) as group:

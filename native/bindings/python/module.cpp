@@ -50,7 +50,9 @@ NB_MODULE(_native, m) {
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif
-    m.def("call_aside", &bindings::call_aside, "call"_a, nb::sig("def call_aside(call: collections.abc.Callable[[], object]) -> bool"),
+    m.def("call_aside", &bindings::call_aside, "call"_a, "start"_a,
+          nb::sig("def call_aside(call: collections.abc.Callable[[], object], "
+                  "start: collections.abc.Callable[..., object]) -> bool"),
         "Calls it where no signal handler runs, and waits. False if there is no thread for that.");
     m.def("sweep_dead_segments", [] { return core::sweep_dead_segments(); }, nb::call_guard<bindings::WithoutGil>(),
         "Removes the segments of this user that no living process holds; returns their names.");

@@ -158,7 +158,7 @@ def _starts_aside(thread: threading.Thread) -> bool:
     if is_held or are_greenlets or sys.is_finalizing():
         return False
     try:
-        return call_aside(thread.start)
+        return call_aside(thread.start, _thread.start_new_thread)
     except RuntimeError:  # there may be room for one
         return thread.is_alive()
 

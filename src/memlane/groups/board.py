@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread, current_thread
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -177,7 +178,11 @@ class Board:
     def _undone_by(self, undo: Callable[[], object]) -> Iterator[None]:
         """Is `undone_by`; but what the thread uses, it frees itself."""
         with undone_by(undo), undone_by(self._end_thread):
-            yield
+            try:
+                yield
+            except BaseException as error:  # its frames may have a socket, which the context awaits
+                clear_frames(error.__traceback__)
+                raise
 
     def _end_thread(self) -> None:
         if self._thread.is_alive():

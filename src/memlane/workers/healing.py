@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlane import Gather, PeerDied, TimedOut, WorkerDied
 from memlane._base.deadline import Deadline
-from memlane.workers.processes import Process, Processes, shielded
+from memlane.workers.processes import Process, Processes, Starter, shielded
 from memlane.workers.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -111,7 +111,10 @@ class Healing:
             start, answers = self._table.start(rank), self._gather.export_handle(rank)
             store = None if self._sender.store is None else self._sender.store._storage.handle()
             ticket = Ticket(rank, len(self._ranks), calls, answers, cancels, lane, store)
-            with shielded():
+            is_ours = isinstance(
+                self._start_process, Starter
+            )  # others' processes stay interruptible
+            with shielded(blocks_interrupts=is_ours):
                 self._processes.add(Process(rank, self._start_process(ticket)))
         except BaseException:
             if death is not None and self._processes.find(rank) is before:  # it has no other one

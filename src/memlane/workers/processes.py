@@ -87,7 +87,12 @@ class Starter:
         else:  # it is changed in the child
             process.start()
         if output is not None and self.prefix is not None:
-            output.begin(self.prefix.format(rank=ticket.rank, pid=process.pid))
+            try:
+                output.begin(self.prefix.format(rank=ticket.rank, pid=process.pid))
+            except BaseException:  # no thread is left for it
+                process.kill()
+                process.join()
+                raise
             process.memlane_output = output
         return process
 
@@ -95,12 +100,12 @@ class Starter:
 @contextmanager
 def _changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
     try:
+        os.environ.update(changes)
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def _run(
@@ -244,10 +249,10 @@ class Process:
 
 
 @contextmanager
-def shielded() -> Iterator[None]:
+def shielded(*, blocks_interrupts: bool) -> Iterator[None]:
     """Python's signal handlers are called after the block, so that a process that starts in it is
-    known even if one raises. A process that is not a forkserver's has Ctrl-C blocked until it
-    leads a group of its own.
+    known even if one raises. With `blocks_interrupts` a process that is not a forkserver's has
+    Ctrl-C blocked until it leads a group of its own.
 
     Blocking the signals is not enough: the mask belongs to one thread, and the kernel delivers to
     another. A signal that comes a second time is handled at once, so that a start that hangs ends.
@@ -265,7 +270,8 @@ def shielded() -> Iterator[None]:
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        if blocks_interrupts:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for number in handlers:
             signal.signal(number, defer)
         yield

@@ -102,11 +102,12 @@ class Stored:
 
 
 class _Storage(SingleWriterShmObjectStorage):
-    """Evicts what no `Stored` is there for, and no worker reads. Reads are not counted: only some
-    workers get an object."""
+    """Evicts what no `Stored` is there for and no worker reads, and no more than it must. Reads are
+    not counted: only some workers get an object."""
 
     def __init__(self, nbytes: int, world: int, name: str) -> None:
         self.living: WeakValueDictionary[int, Stored] = WeakValueDictionary()  # by id
+        self._next: int | None = None  # the id after that of an object that was evicted just now
         ring = SingleWriterShmRingBuffer(nbytes, create=True)
         try:
             super().__init__(
@@ -119,11 +120,18 @@ class _Storage(SingleWriterShmObjectStorage):
             raise
 
     def default_is_free_check(self, id: int, buf: memoryview) -> bool:
-        return id not in self.living
+        """Frees one object, and then looks for room again: else all that is free would go, up to
+        twice the largest size."""
+        if id == self._next or id in self.living:
+            self._next = None
+            return False
+        self._next = (id + 1) % SingleWriterShmRingBuffer.ID_MAX
+        return True
 
     def put_serialized(self, key: Hashable, parts: tuple[Any, int, Any, int]) -> Place:
         """Puts an object as `put` does, without code of a user's, but that of the key."""
         with self.ring_buffer._only_writer("put"):
+            self._next = None
             self._must_be_new(key)
             return self._put(key, parts)
 
